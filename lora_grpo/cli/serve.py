@@ -20,6 +20,8 @@ from lora_grpo.prompts import template_variables
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import GgufModel, GgufSampler, RequestQueue, Sampler, build
 
+_ADAPTER = "adapter"
+"""Name of the model with the adapter, if its folder has the name of the other one, `base`."""
 _CONTEXT_TOKENS = 4096
 """The default of `--context-tokens`."""
 
@@ -96,7 +98,7 @@ def _names(options: ServeOptions, model: ModelSpec | GgufModel) -> dict[str, boo
     path = Path(options.source).expanduser().resolve()
     name = path.stem if isinstance(model, GgufModel) else path.name
     if model.adapter:
-        return {name: True, BASE: False}
+        return {_ADAPTER if name == BASE else name: True, BASE: False}
     return {name: True}
 
 

@@ -23,19 +23,27 @@ def claim(folder: Path) -> None:
     Raises:
         UserError: another process holds the lock.
     """
-    lock = FileLock(folder / ".lock", timeout=_SECONDS_TO_WAIT)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(poll_interval=0.01)
-    except Timeout:
-        raise UserError(f"another process is using {folder}; wait for it or give another --output-dir") from None
-    held.append(lock)
+    folder.mkdir(parents=True, exist_ok=True)
+    _acquire(folder / ".lock", folder)
 
 
 def release(folder: Path) -> None:
     """Release the lock of a folder, if this process holds it."""
-    path = str(folder / ".lock")
-    _release([lock for lock in held if lock.lock_file == path])
+    _release_file(folder / ".lock")
+
+
+def _acquire(file: Path, locked: Path) -> None:
+    """Lock a file, or raise a UserError that names what another process has locked by it."""
+    lock = FileLock(file, timeout=_SECONDS_TO_WAIT)
+    try:
+        lock.acquire(poll_interval=0.01)
+    except Timeout:
+        raise UserError(f"another process is using {locked}; wait for it or give another --output-dir") from None
+    held.append(lock)
+
+
+def _release_file(file: Path) -> None:
+    _release([lock for lock in held if lock.lock_file == str(file)])
 
 
 @contextlib.contextmanager
@@ -61,14 +69,42 @@ def holding(folder: Path) -> Iterator[None]:
     Raises:
         UserError: `claim` failed, or a distributed launcher started more than one process.
     """
-    processes = distributed.world_size()
-    if processes > 1:
-        raise UserError(f"only training runs on several processes, and {processes} were started; start one")
+    _check_one_process()
     claim(folder)
     try:
         yield
     finally:
         release(folder)
+
+
+@contextlib.contextmanager
+def holding_new(path: Path) -> Iterator[None]:
+    """Lock a folder that appears in a `with` block, for the duration of the block, by the file `.NAME.lock` beside it.
+
+    At the end, the file is removed, and so are the parents of `path` that were made for it, if they are empty.
+
+    Raises:
+        UserError: another process holds the lock, or a distributed launcher started more than one process.
+    """
+    _check_one_process()
+    file = path.with_name(f".{path.name}.lock")
+    new_parents = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _acquire(file, path)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)  # while it is locked: a process that waits for it makes another one
+        _release_file(file)
+        for parent in new_parents:
+            with contextlib.suppress(OSError):  # it is not empty
+                parent.rmdir()
+
+
+def _check_one_process() -> None:
+    processes = distributed.world_size()
+    if processes > 1:
+        raise UserError(f"only training runs on several processes, and {processes} were started; start one")
 
 
 def is_held(folder: Path) -> bool:

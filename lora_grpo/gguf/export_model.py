@@ -15,8 +15,8 @@ from lora_grpo.gguf.architecture import read_model
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
-from lora_grpo.merging import REPORT, merged_model
-from lora_grpo.models import ADAPTER_CONFIG, BEST, choose_adapter, source_adapter
+from lora_grpo.merging import REPORT, merged_model, source_adapter
+from lora_grpo.models import ADAPTER_CONFIG, BEST, choose_adapter
 from lora_grpo.runs import read_record, system_prompt
 
 
@@ -38,7 +38,7 @@ class ExportOptions:
     """Also write an Ollama Modelfile with the chat template, the system prompt and the stop tokens, and the files
     `template`, `system` and `params` that `ollama run hf.co/YOU/NAME` reads after a push."""
     output_dir: Annotated[Path | None, Flag("--output-dir", "--output")] = None
-    """Folder of the files; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run."""
+    """Folder of the files; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for another model."""
 
 
 def export(options: ExportOptions) -> tuple[Path, ...]:
@@ -84,19 +84,22 @@ def export(options: ExportOptions) -> tuple[Path, ...]:
 
 def _adapter(source: Path, folder: Path) -> Path | None:
     """Return the adapter of a merged model, or None if it is not known."""
-    if (folder.parent / "run.json").is_file():
-        return source_adapter(folder)
-    return source if (source / ADAPTER_CONFIG).is_file() else None
+    adapter = source_adapter(folder)
+    if adapter is None and (source / ADAPTER_CONFIG).is_file():
+        return source
+    return adapter
 
 
 def _default_output(folder: Path) -> tuple[Path, str]:
     """Return the folder of the GGUF files of a model, and the model's name in their names."""
     run = folder.parent
-    if not (run / "run.json").is_file():
-        return folder.with_name(f"{folder.name}-gguf"), folder.name
-    if source_adapter(folder).name == BEST:
-        return run / "best-gguf", f"{run.name}-best"
-    return run / "gguf", run.name
+    is_in_run = (run / "run.json").is_file()
+    if is_in_run and folder.name == "merged":
+        return run / "gguf", run.name
+    if is_in_run and folder.name == f"{BEST}-merged":
+        return run / f"{BEST}-gguf", f"{run.name}-{BEST}"
+    name = f"{run.name}-{folder.name}" if is_in_run else folder.name
+    return folder.with_name(f"{folder.name}-gguf"), name
 
 
 def _system_prompt(folder: Path) -> str | None:

@@ -9,8 +9,8 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Report, percent, read_reports
 from lora_grpo.files import atomic, disk
-from lora_grpo.merging import read_report
-from lora_grpo.models import adapter_sha256, source_adapter
+from lora_grpo.merging import REPORT, read_report, source_adapter
+from lora_grpo.models import adapter_sha256
 from lora_grpo.sampling import read_header
 
 ADAPTER_KEY = "lora_grpo.adapter_sha256"
@@ -52,16 +52,18 @@ def check_exported(folder: Path) -> None:
     folder = folder.resolve()
     merge = read_report(folder)
     adapter = source_adapter(folder)
-    if (folder.parent / "run.json").is_file() and adapter.is_dir():
+    if adapter and adapter.is_dir():
         described_adapter = adapter_sha256(adapter)
+        name = str(adapter)
     elif merge and "adapter_sha256" in merge.identity:
         described_adapter = merge.identity["adapter_sha256"]
+        name = f"that of {folder / REPORT}"
     else:
         return
     for path in sorted(folder.glob("*.gguf")):
         if _adapter_digest(path) != described_adapter:
             raise UserError(
-                f"{path} was made from another adapter than {adapter}, or not here; run {command('export-gguf')} "
+                f"{path} was made from another adapter than {name}, or not here; run {command('export-gguf')} "
                 "again, or move or delete the file"
             )
 
@@ -141,7 +143,7 @@ def gguf_sections(run: Path) -> list[GgufSection]:
     for name, heading in _FOLDERS.items():
         files = list((run / name).glob("*.gguf"))
         adapter = source_adapter(run / name)
-        if not files or not adapter.is_dir():
+        if not files or adapter is None or not adapter.is_dir():
             continue
         reports = read_reports(run)
         if not any("gguf_sha256" in report.evaluated.source for report in reports.values()):

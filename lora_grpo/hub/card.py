@@ -22,7 +22,7 @@ from markupsafe import Markup
 from lora_grpo.config import SELF, UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
 from lora_grpo.files import markdown, markdown_table
-from lora_grpo.hub.facts import Facts, has_own_rows, own_dataset
+from lora_grpo.hub.facts import Facts, evaluated_task, has_own_rows, measured_task, own_dataset, trained_task
 from lora_grpo.hub.private_paths import without_paths
 from lora_grpo.hub.uploads import CARD_MARK, KINDS, UploadFile
 from lora_grpo.models import model_files
@@ -87,7 +87,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
             generation=facts.generation,
             max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
             settings=_settings(facts, is_sft=is_sft),
-            data=list(_data(data)),
+            data=list(_data(record)),
             system_prompt=system_prompt(record),
             has_chat=template != "" and "tokenizer.json" in names,
             chat_variables=chat_literals,
@@ -95,7 +95,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
             tools=data.get("tools") or [],
             tool_parser=_tool_parser(template),
             gguf=gguf,
-            gguf_type=_gguf_type(gguf),
+            ollama_name=ollama_name(repo_id, facts, names),
         )
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
@@ -171,13 +171,15 @@ def _gguf_to_run(facts: Facts, names: Sequence[str]) -> str:
     return next((name for name in names if name.endswith(".gguf")), "")
 
 
-def _gguf_type(file: str) -> str | None:
-    """Return the type by which Ollama chooses a GGUF file, such as Q8_0; None if the name of the file has none.
+def ollama_name(repo_id: str, facts: Facts, names: Sequence[str]) -> str:
+    """Return the name of the GGUF file that the commands run, as Ollama gets it from the Hub: hf.co/YOU/NAME:Q8_0.
 
-    Source: https://huggingface.co/docs/hub/ollama
+    The type chooses the file; it is left out if the name of the file has none. Source:
+    https://huggingface.co/docs/hub/ollama
     """
+    file = _gguf_to_run(facts, names)
     match = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", file, re.IGNORECASE | re.ASCII)
-    return match[1].upper() if match else None
+    return f"hf.co/{repo_id}:{match[1].upper()}" if match else f"hf.co/{repo_id}"
 
 
 def _tool_parser(template: str) -> str:
@@ -207,12 +209,12 @@ def _front_matter(repo_id: str, facts: Facts, license_entries: Mapping[str, Any]
     base = facts.base
     record = facts.record
     data = record.get("data", {})
-    task = data.get("task")
+    task = trained_task(record)
     source = data.get("train", {}).get("source")
     tags = ["lora"]
     if record:
         method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
-        tags = [method, "lora", "trl", "lora_grpo", task]
+        tags = [method, "lora", "trl", "lora_grpo", data.get("task")]
     relation = None
     if base.hub_id and facts.kind == "adapter":
         relation = "adapter"
@@ -273,7 +275,7 @@ def _results(report: Report, file: str = "") -> Iterator[EvalResult]:
             description.append(_plain(file))
         yield EvalResult(
             task_type="text-generation",
-            dataset_type=own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
+            dataset_type=_dataset_type(report),
             dataset_name=_plain(protocol.task),
             metric_type=metric,
             metric_name=", ".join(description),
@@ -281,14 +283,33 @@ def _results(report: Report, file: str = "") -> Iterator[EvalResult]:
         )
 
 
-def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _dataset_type(report: Report) -> str:
+    """Return the Hub dataset of an evaluation's rows, or a name for rows that are in none.
+
+    The Hub takes `gsm8k` for openai/gsm8k, so the title of a user's task would attribute the scores to that dataset.
+    """
+    task = measured_task(report)
+    source = report.protocol.data_source
+    dataset = own_dataset(task, source)
+    if dataset:
+        return dataset
+    name = _plain(report.protocol.task)
+    is_users = task is None or source is not None
+    return f"{name}-other-rows" if is_users else name
+
+
+def _data(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """Yield the split, source, number of rows, and digest of a run's data."""
-    for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
+    data = record.get("data", {})
+    for split, title, task in (
+        ("train", data.get("task"), trained_task(record)),
+        ("eval", data.get("eval_task"), evaluated_task(record)),
+    ):
         rows = data.get(split)
         if not rows:
             continue
         source = rows.get("source")
-        name = task
+        name = title
         if own_dataset(task, source):
             name = own_dataset(task, source)
         elif source:

@@ -16,7 +16,7 @@ from lora_grpo.files import json_files
 from lora_grpo.gguf import GgufSection, gguf_section
 from lora_grpo.hub import token
 from lora_grpo.hub.uploads import is_hub_id
-from lora_grpo.merging import MergeReport
+from lora_grpo.merging import MergeReport, source_adapter
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import (
     ADAPTER_CONFIG,
@@ -26,7 +26,6 @@ from lora_grpo.models import (
     completion_ends,
     model_files,
     resolve,
-    source_adapter,
     stop_tokens,
     tokenizer_of,
 )
@@ -102,14 +101,14 @@ class Facts:
 def gather(folder: Path, kind: str) -> Facts:
     """Read the facts about the model in a folder and the run that produced it."""
     folder = folder.resolve()
-    run = _run_of(folder, kind)
+    trained_adapter = _trained_adapter(folder)
+    run = trained_adapter.parent if trained_adapter else None
     record: dict[str, Any] = {}
     reports: dict[Path, Report] = {}
-    adapter_folder = folder
+    adapter_folder = trained_adapter or folder
     if run:
         record = read_record(run)
         reports = read_reports(run)
-        adapter_folder = source_adapter(folder)
     policy = record.get("policy", {})
     adapter: dict[str, Any] = {}
     if (adapter_folder / ADAPTER_CONFIG).is_file():
@@ -126,7 +125,7 @@ def gather(folder: Path, kind: str) -> Facts:
         ggufs = gguf_section(list(folder.glob("*.gguf")), reports)
     if kind != "gguf" or ggufs:
         reports = {path: report for path, report in reports.items() if "gguf_sha256" not in report.evaluated.source}
-    evaluations = list(_evaluations(reports, folder, kind, merge))
+    evaluations = list(_evaluations(reports, adapter_folder, folder, kind, merge))
     evaluations.sort(key=lambda evaluation: not evaluation.of_upload)
     if run and not evaluations:
         flags = ["--what", BEST] if adapter_folder.name == BEST else []
@@ -174,11 +173,14 @@ def gather(folder: Path, kind: str) -> Facts:
     )
 
 
-def _run_of(folder: Path, kind: str) -> Path | None:
-    """Return the run that produced a model. Of the adapters in a run, only `adapter` and `best` were produced by it."""
-    is_output = kind != "adapter" or folder.name in ("adapter", BEST)
-    if is_output and (folder.parent / "run.json").is_file():
-        return folder.parent
+def _trained_adapter(folder: Path) -> Path | None:
+    """Return the adapter of a run that is in a folder of it, or from which the models in the folder were made.
+
+    Only `adapter` and `best` count: the card describes the run, which did not produce other models in it.
+    """
+    adapter = source_adapter(folder)
+    if adapter and adapter.parent == folder.parent and adapter.name in ("adapter", BEST):
+        return adapter
     return None
 
 
@@ -244,7 +246,7 @@ def _plot(run: Path | None, record: Mapping[str, Any]) -> Path | None:
 def _example(evaluation: Evaluation) -> dict[str, str] | None:
     """Return a fixed problem of the run's own evaluation, with its first failed and its first passed answer."""
     report = evaluation.report
-    is_public = has_own_rows(report.protocol.task, report.protocol.data_source)
+    is_public = has_own_rows(measured_task(report), report.protocol.data_source)
     if not report.fixed or not is_public:  # rows of a user's file may be private
         return None
     problem_id = report.fixed[0].problem_id
@@ -264,13 +266,36 @@ def _first_text(path: Path, problem_id: str, *, passed: bool | None) -> str | No
     return None
 
 
+def trained_task(record: Mapping[str, Any]) -> str | None:
+    """Return the task that a run was trained on, as its settings name it; None without a run."""
+    return record["config"]["data"]["task"] if record else None
+
+
+def evaluated_task(record: Mapping[str, Any]) -> str | None:
+    """Return the task that a run was evaluated on, as its settings name it; None without a run."""
+    return (record["config"]["data"].get("eval_task") or trained_task(record)) if record else None
+
+
+def measured_task(report: Report) -> str | None:
+    """Return the name of the built-in task of an evaluation; None for a user's, whose title may be the same."""
+    return report.protocol.task if report.protocol.task_sha256 is None else None
+
+
 def has_own_rows(task: str | None, source: str | None) -> bool:
-    """Return whether the rows are those of a built-in task, and not a user's: public, and in English."""
+    """Return whether the rows are those of a built-in task, and not a user's: public, and in English.
+
+    Args:
+        task: the name of the task, not its title: a file `gsm8k.py` has the title of the built-in task `gsm8k`.
+        source: the file or Hub dataset of the rows; None for the task's own.
+    """
     return task in TASK_NAMES and source in (None, get_task(task).HUB_DATASET)
 
 
 def own_dataset(task: str | None, source: str | None) -> str:
-    """Return the Hub dataset with the rows of a built-in task; "" for bundled rows, and for those of a user."""
+    """Return the Hub dataset with the rows of a built-in task; "" for bundled rows, and for those of a user.
+
+    For the arguments, see `has_own_rows`.
+    """
     if task is not None and has_own_rows(task, source):
         return get_task(task).HUB_DATASET
     return ""
@@ -300,10 +325,14 @@ def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeRep
     # A name such as `models/base` may be a folder or a Hub id.
     was_folder = fingerprint and not revision  # a base from the Hub has a commit
     if was_folder or model_files.is_folder_name(name) or not is_hub_id(name):
+        path: Any = name
+        if merge:  # its report has the last part of the path only, and run.json the path
+            is_of_run = policy.get("fingerprint") == merge.base.fingerprint
+            path = policy.get("base_model") if is_of_run else None
         return Base(
             name=model_files.last_part(name),
             fingerprint=fingerprint,
-            license=_license(Path(name).expanduser()),
+            license=_license(Path(path).expanduser()) if path else {},
             trust_remote_code=trust_remote_code,
         )
     return Base(
@@ -355,12 +384,12 @@ def _vllm_rank(adapter: Path) -> int | None:
 
 
 def _evaluations(
-    reports: Mapping[Path, Report], folder: Path, kind: str, merge: MergeReport | None
+    reports: Mapping[Path, Report], adapter: Path, folder: Path, kind: str, merge: MergeReport | None
 ) -> Iterator[Evaluation]:
     """Yield the evaluations of the pushed weights, or of the adapter that they were made from."""
     if not reports:
         return
-    adapter_digest = adapter_sha256(source_adapter(folder))
+    adapter_digest = adapter_sha256(adapter)
     is_merged_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter_digest
     for report_folder, report in reports.items():
         source = report.evaluated.source

@@ -17,9 +17,9 @@ from lora_grpo.gguf import check_exported
 from lora_grpo.hub import card, facts, token
 from lora_grpo.hub.files import collect, find_model, stale
 from lora_grpo.hub.private_paths import refuse_private_text
-from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id
-from lora_grpo.merging import check_current
-from lora_grpo.models import BEST, choose_adapter, model_files, source_adapter
+from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id, matches
+from lora_grpo.merging import check_current, source_adapter
+from lora_grpo.models import BEST, choose_adapter, model_files
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -70,8 +70,8 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
     if kind == "gguf":
         check_exported(folder)
     if kind != "adapter":
-        check_current(folder)
-    files, skipped = prepare(folder, kind, options.repository)
+        check_current(folder.resolve())
+    files, skipped, model_facts = prepare(folder, kind, options.repository)
 
     # List them, and send them.
     visibility = "public" if options.public else "private"
@@ -88,26 +88,31 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
         console.result(f"dry run: nothing was sent\n\n{card_text}".removesuffix("\n"))
     else:
         url = send(options.repository, kind, files, options.public)
-        console.result(f"\n{url}\nwhen it is served: {_verify_command(folder, kind, options.repository)}")
+        names = [file.name for file in files]
+        verify_command = _verify_command(folder, options.repository, model_facts, names)
+        console.result(f"\n{url}\nwhen it is served: {verify_command}")
     return PushedFiles(url, tuple(file.name for file in files), card_text)
 
 
-def _verify_command(folder: Path, kind: str, repo_id: str) -> str:
-    """Return the command that verifies a server of what was pushed: Ollama for GGUF files, else vLLM."""
-    in_run = (folder.resolve().parent / "run.json").is_file()
-    adapter = source_adapter(folder.resolve()) if in_run else "ADAPTER"
-    if kind == "adapter":
-        adapter = folder
+def _verify_command(folder: Path, repo_id: str, model_facts: facts.Facts, names: Sequence[str]) -> str:
+    """Return the command that verifies what was pushed, served as on its card: by Ollama for GGUF files, else by vLLM.
+
+    Args:
+        names: of the files in the repository.
+    """
+    kind = model_facts.kind
+    adapter = folder if kind == "adapter" else source_adapter(folder.resolve())
+    flags = ["--trust-remote-code"] if model_facts.base.trust_remote_code else []
     servers = {
         "adapter": f"http://127.0.0.1:8000#{repo_id.split('/')[-1]}",
         "merged": f"http://127.0.0.1:8000#{repo_id}",
-        "gguf": f"http://127.0.0.1:11434#hf.co/{repo_id}",
+        "gguf": f"http://127.0.0.1:11434#{card.ollama_name(repo_id, model_facts, names)}",
     }
-    return command("verify", adapter, "--against", servers[kind])
+    return command("verify", adapter or "ADAPTER", *flags, "--against", servers[kind])
 
 
-def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:
-    """Return the files to upload, the card last, and the names of skipped files."""
+def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str], facts.Facts]:
+    """Return the files to upload, the card last, the names of skipped files, and the facts of the card."""
     model_facts = facts.gather(folder, kind)
     files, skipped = collect(folder, kind, model_facts.base.name)
     if model_facts.plot:
@@ -115,7 +120,7 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
     card_text = card.write(repo_id, model_facts, files)
     files.append(UploadFile(CARD, card_text.encode(errors="replace")))
     refuse_private_text(files, folder)
-    return files, skipped
+    return files, skipped, model_facts
 
 
 def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = False) -> str:
@@ -160,12 +165,12 @@ def _existing_files(api: HfApi, repo_id: str, kind: str, public: bool) -> list[s
     if info.private and public:
         console.note(f"{repo_id} is private and stays private; change that in its settings on the Hub")
     names = [sibling.rfilename for sibling in info.siblings or ()]
-    # Loading a repository with both an adapter and a merged model would apply the adapter twice.
-    other_kind = {"adapter": "merged", "merged": "adapter"}.get(kind)
-    if other_kind and KINDS[other_kind].identified_by[0] in names:
-        raise UserError(
-            f"{repo_id} already contains a model of kind '{other_kind}'; push '{kind}' to another repository"
-        )
+    # The card describes one kind. An adapter beside its merged model would be loaded onto it, and so applied twice.
+    for other_kind, other in KINDS.items():
+        if other_kind != kind and any(matches(name, other.identified_by[:1]) for name in names):
+            raise UserError(
+                f"{repo_id} already contains a model of kind '{other_kind}'; push '{kind}' to another repository"
+            )
     if CARD in names:
         card_text = Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8")
         if CARD_MARK not in card_text:

@@ -42,7 +42,7 @@ class Kind:
     other_files: tuple[str, ...]
     """More files to upload, if they are there."""
     replaced: tuple[str, ...]
-    """Files of an earlier push that could be mistaken for part of the new one."""
+    """Files of an earlier push that would act as a part of the new one: weights, and the settings loaded with them."""
     library: str
     """The `library_name` of its card, which decides the code that the Hub shows."""
     verb: str | None
@@ -57,21 +57,24 @@ KINDS = {
     "adapter": Kind(
         identified_by=(ADAPTER_CONFIG, ADAPTER_WEIGHTS),
         other_files=(*_TOKENIZER, *_LICENSE),
-        replaced=("adapter_model*.safetensors",),
+        replaced=("adapter_model*.safetensors", *_TOKENIZER),
         library="peft",
         verb=None,
     ),
     "merged": Kind(
         identified_by=("config.json", "*.safetensors"),
         other_files=(model_files.GENERATION_CONFIG, "*.safetensors.index.json", *_TOKENIZER, *_LICENSE),
-        replaced=("model*.safetensors", "model*.safetensors.index.json"),
+        replaced=(
+            *("model*.safetensors", "model*.safetensors.index.json"),
+            *(model_files.GENERATION_CONFIG, *_TOKENIZER),
+        ),
         library="transformers",
         verb="merge",
     ),
     "gguf": Kind(
         identified_by=("*.gguf",),
         other_files=(*MODELFILES, *HUB_FILES, *_LICENSE),
-        replaced=("*.gguf",),
+        replaced=("*.gguf", *MODELFILES, *HUB_FILES),
         library="gguf",
         verb="export-gguf",
     ),

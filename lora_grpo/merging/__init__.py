@@ -15,9 +15,9 @@ outputs.py         the arithmetic of one tensor: LoRA, rsLoRA, DoRA
 fidelity.py        the fraction of the update that each dtype keeps
 writer.py          writes shards, index, config, and generation config
 divergence.py      computes the KL divergences of a merge, with weights read from disk
-report.py          merge_report.json
+report.py          merge_report.json, and the adapter that it names
 """
 
 from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.merging.merge_model import MergeOptions, merge, merged_model
-from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report
+from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report, source_adapter

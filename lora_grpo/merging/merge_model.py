@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 from lora_grpo import __version__, console
 from lora_grpo.commands import command
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, disk, model_tensors
+from lora_grpo.files import atomic, disk, lock, model_tensors
 from lora_grpo.flags import Flag
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
 from lora_grpo.merging.mapping import plan_merge
-from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, read_report, show
+from lora_grpo.merging.report import REPORT, Base, MergeReport, check_merged_from, read_report, show
 from lora_grpo.models import (
     ModelFlags,
     ModelSpec,
@@ -30,6 +30,7 @@ from lora_grpo.models import (
     holds_adapter,
     model_files,
     nested_adapter,
+    peft_folder,
     resolve,
     run_of,
     stop_tokens,
@@ -65,7 +66,7 @@ def merge(options: MergeOptions) -> Path:
     """Merge the adapter, print the report, and return the merged model's folder.
 
     Raises:
-        UserError: the adapter cannot be merged; nothing is written.
+        UserError: the adapter cannot be merged, or another process writes to the output; nothing is written.
         RunError: a merged weight is NaN or infinite, or the disk is full.
     """
     source = choose_adapter(options.source, options.what)
@@ -80,13 +81,31 @@ def merge(options: MergeOptions) -> Path:
     if output.exists() and not output.is_dir():
         raise UserError(f"--output-dir {output} is a file; pass a folder")
     identity = _identity(target, options)
-    report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
+    report = _finished_report(output, options, identity)
+    if report is None:
+        with lock.holding_new(output):
+            # Another process may have finished one since.
+            report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
     show(output, report)
-    flags = ["--base", options.base] if options.base else []
+    console.result(f"verify    {_how_to_verify(target, source, output, options, report)}")
+    return output
+
+
+def _how_to_verify(target: ModelSpec, source: str, output: Path, options: MergeOptions, report: MergeReport) -> str:
+    """Return the command that verifies a merged model, or why there is none."""
+    trained_on = target.run["policy"].get("fingerprint") if target.run else None
+    if trained_on not in (None, report.base.fingerprint):
+        return "only on the base in run.json, and --force-base has accepted another one"
+    flags: list[str] = []
+    if options.base:
+        flags += ["--base", options.base]
+    if options.revision:
+        flags += ["--revision", options.revision]
+    if options.trust_remote_code:
+        flags.append("--trust-remote-code")
     if options.onto == "dequantized":
         flags += ["--bits", "4"]
-    console.result(f"verify    {command('verify', source, *flags, '--against', output)}")
-    return output
+    return command("verify", source, *flags, "--against", output)
 
 
 def _identity(target: ModelSpec, options: MergeOptions) -> dict[str, str]:
@@ -107,6 +126,9 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
 
     Args:
         check: called with the folder of the base before a merge. It may refuse the base with an error.
+
+    Raises:
+        UserError: the merged model was not made from the adapter as it is now, or the adapter cannot be merged.
     """
     is_run = (folder / "run.json").is_file()
     if not is_run and not holds_adapter(folder):
@@ -116,7 +138,9 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
         return folder
     merged = default_output(str(folder.absolute()))
     if merged.is_dir():
-        check_current(merged)
+        adapter = folder / "adapter" if is_run else folder
+        if holds_adapter(adapter):  # a run may have lost its own since
+            check_merged_from(merged, peft_folder(adapter), adapter)
         return merged
     if check:
         base = resolve(str(folder), ModelFlags()).base

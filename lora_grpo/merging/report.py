@@ -12,10 +12,13 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 from lora_grpo.merging.base_weights import MergeTarget
-from lora_grpo.models import BEST, adapter_sha256, source_adapter
+from lora_grpo.models import ADAPTER_CONFIG, BEST, adapter_sha256
 
 REPORT = "merge_report.json"
 Dtype = Literal["bf16", "fp16", "fp32"]
+
+_MADE_FROM = {"merged": "adapter", "gguf": "adapter", f"{BEST}-merged": BEST, f"{BEST}-gguf": BEST}
+"""The folders of models that a run has by default, and the adapters that they are made from."""
 
 
 class Base(BaseModel, frozen=True):
@@ -82,17 +85,60 @@ def read_report(folder: Path) -> MergeReport | None:
         return None
 
 
-def check_current(folder: Path) -> None:
-    """Raise a UserError if a folder in a run, such as `merged`, was not made from the run's current adapter."""
+def source_adapter(folder: Path) -> Path | None:
+    """Return the adapter in a folder of a run, or the one of the run from which the models in the folder were made.
+
+    `merged` and `gguf` are made from `adapter`, the last one, and `best-merged` and `best-gguf` from `best`; these
+    adapters may have changed since. For a folder with another name, the digest in its report tells.
+
+    Returns:
+        None for a folder outside a run, without a report, or with the digest of an adapter that the run does not have.
+    """
+    run = folder.parent
+    if not (run / "run.json").is_file():
+        return None
+    if (folder / ADAPTER_CONFIG).is_file():
+        return folder
+    if folder.name in _MADE_FROM:
+        return run / _MADE_FROM[folder.name]
     report = read_report(folder)
-    adapter = source_adapter(folder)
-    is_in_run = (folder.parent / "run.json").is_file()
-    if report is None or not is_in_run or not adapter.is_dir():
+    if report is None:
+        return None
+    configs = [*run.glob(f"*/{ADAPTER_CONFIG}"), *run.glob(f"*/*/{ADAPTER_CONFIG}")]  # of checkpoints
+    others = sorted(path.parent for path in configs)
+    for adapter in (run / "adapter", run / BEST, *others):
+        if adapter_sha256(adapter) == report.identity.get("adapter_sha256"):
+            return adapter
+    return None
+
+
+def check_current(folder: Path) -> None:
+    """Raise a UserError if the models in a folder of a run were merged from an adapter that the run no longer has."""
+    run = folder.parent
+    if read_report(folder) is None or not (run / "run.json").is_file():
         return
-    if report.identity.get("adapter_sha256") != adapter_sha256(adapter):
-        flags = ["--what", "best"] if adapter.name == BEST else []
-        merge_command = command("merge", folder.parent, *flags)
-        raise UserError(f"{folder} was merged from an older {adapter}; delete it and run {merge_command} again")
+    adapter = source_adapter(folder)
+    if adapter is None:
+        raise UserError(
+            f"{folder} was merged from an adapter that {run} does not have; delete it and merge again, or move it out "
+            "of the run"
+        )
+    if adapter.is_dir():
+        check_merged_from(folder, adapter, adapter)
+
+
+def check_merged_from(folder: Path, adapter: Path, origin: Path) -> None:
+    """Raise a UserError unless the model in a folder was merged from an adapter as it is now.
+
+    Args:
+        adapter: a folder in PEFT's format, which may be a converted copy.
+        origin: the folder that it is from.
+    """
+    report = read_report(folder)
+    if report is None or report.identity.get("adapter_sha256") != adapter_sha256(adapter):
+        raise UserError(
+            f"{folder} was not merged from {origin} as it is now; delete it and run {command('merge', origin)} again"
+        )
 
 
 def show(output: Path, report: MergeReport) -> None:

@@ -50,7 +50,6 @@ from lora_grpo.models.target import (
     choose_adapter,
     resolve,
     run_of,
-    source_adapter,
 )
 from lora_grpo.models.teacher import Teacher, check_teacher_tokenizer, find_teacher
 from lora_grpo.models.teacher_model import TeacherModel, load_teacher

@@ -35,7 +35,7 @@ class ModelFlags:
     base: str | None = None
     """Base model of an adapter (a folder or Hub id), if it has moved or the adapter does not name it."""
     revision: str | None = None
-    """Hub commit, branch or tag of the model, or of an adapter's base."""
+    """Hub commit, branch or tag: of the model, of the adapter if it is on the Hub, or else of an adapter's base."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
 
@@ -129,6 +129,9 @@ def resolve(name: str, flags: ModelFlags, *, bits: int | None = None, any_base: 
     if run is None and not holds_adapter(folder.path):
         return _resolve_model(name, folder, bits, flags)
     adapter = folder.path / "adapter" if folder.path == run else folder.path
+    is_from_hub = folder.commit is not None
+    if is_from_hub:  # the revision was that of the adapter
+        flags = dataclasses.replace(flags, revision=None)
     return _resolve_adapter(adapter, run, bits, flags, any_base=any_base)
 
 
@@ -176,7 +179,9 @@ def _resolve_adapter(
             f"the base of the adapter in {origin_of(adapter)}, {requested or 'which it does not name'}, does not exist "
             "here; pass it with --base"
         )
-    base_folder = model_files.locate(requested, training.revision)
+    is_recorded_base = requested == training.base_name
+    revision = flags.revision or (training.revision if is_recorded_base else None)
+    base_folder = model_files.locate(requested, revision)
     base = _base_settings(base_folder, bits or training.bits, flags)
     is_checked = training.fingerprint is not None and not any_base
     if is_checked and model_files.weights_fingerprint(base_folder.path) != training.fingerprint:
@@ -185,8 +190,9 @@ def _resolve_adapter(
             "differ from those in run.json; pass that base with --base"
         )
 
-    # The base of a run keeps the name in run.json, even if --base says where it is now.
-    base_name = requested if run is None else str(training.base_name)
+    # The base of a run keeps the name in run.json, even if --base names the folder where it is now.
+    is_folder = base_folder.commit is None
+    base_name = str(training.base_name) if run is not None and is_folder else requested
     spec = ModelSpec(
         label=training.label,
         base=base,
@@ -233,7 +239,7 @@ def _training_of(run: Path, adapter: Path, flags: ModelFlags) -> _Training:
     return _Training(
         label=label,
         base_name=model["name"],
-        revision=flags.revision or policy.get("revision"),
+        revision=policy.get("revision"),
         bits=16 if policy.get("bits", model["bits"]) == 16 else 4,
         fingerprint=policy.get("fingerprint"),
         record=record,
@@ -299,15 +305,6 @@ def choose_adapter(name: str, what: str | None) -> str:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"--what best needs {folder}, which does not exist: no validation pass beat the run's start")
     return str(folder)
-
-
-def source_adapter(folder: Path) -> Path:
-    """Return the adapter that is in a folder of a run, or from which the models in the folder were made.
-
-    `best-merged` and `best-gguf` were made from `best`; `merged` and `gguf` from `adapter`, the last one.
-    """
-    is_of_best = folder.name == BEST or folder.name.startswith(f"{BEST}-")
-    return folder.parent / (BEST if is_of_best else "adapter")
 
 
 def run_of(folder: Path) -> Path | None:

@@ -37,9 +37,11 @@ _ENTRIES = (
     # written by other commands
     "merged",
     ".merged.partial",
+    ".merged.lock",
     "gguf",
     "best-merged",
     ".best-merged.partial",
+    ".best-merged.lock",
     "best-gguf",
     "report",
     ".report.partial",

@@ -131,7 +131,10 @@ def source_of_rows(name: str) -> str:
 
 
 def task_sha256(name: str) -> str | None:
-    """Return the SHA-256 of a task file and the modules beside it that it imports; None for a task of this package."""
+    """Return the SHA-256 of a task file and the modules beside it that it imports; None for a task of this package.
+
+    Of an object of this process, it is that of its source code, or "unknown" if it has none.
+    """
     if python_objects.is_name(name):
-        return python_objects.describe(name)["sha256"]
+        return python_objects.describe(name)["sha256"] or "unknown"
     return python_file.sha256(Path(name)) if is_task_file(name) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.models import ModelSpec
@@ -64,6 +65,8 @@ def choose_prompts(file: Path | None, spec: ModelSpec, number: int) -> tuple[lis
     # General questions fill up.
     missing = number - len(prompts)
     prompts += [[*opening, *_asked(question)] for question in _GENERAL_QUESTIONS[:missing]]
+    if len(prompts) < number:
+        console.note(f"note: {len(prompts)} prompts, and not {number} (--num-prompts); for more, pass --prompts FILE")
     return prompts, origin
 
 

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
+from lora_grpo.errors import first_line
 from lora_grpo.files import atomic, json_files
 from lora_grpo.models import ModelSpec, adapter_sha256, model_files
 from lora_grpo.runs import now
@@ -16,7 +18,13 @@ VERIFICATION = "verification.json"
 
 
 def keep(report: VerifyReport, spec: ModelSpec) -> None:
-    """Add the targets that use the adapter to the run's file. Without a run, nothing is kept."""
+    """Add the targets that use the adapter to the run's file. Without a run, nothing is kept.
+
+    A file that cannot be written is a note.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     run = spec.run_folder
     if run is None or spec.adapter is None:
         return
@@ -35,7 +43,10 @@ def keep(report: VerifyReport, spec: ModelSpec) -> None:
                 "prompts": report.prompts,
                 "verified": now(),
             }
-    atomic.write_json(run / VERIFICATION, entries)
+    try:
+        atomic.write_json(run / VERIFICATION, entries)
+    except OSError as error:  # the run is of another user, for example
+        console.note(f"note: {run / VERIFICATION} cannot be written ({first_line(error)}), so no card will say this")
 
 
 def verified(run: Path, adapter: Path, folder: Path) -> list[str]:

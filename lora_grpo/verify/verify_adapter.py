@@ -66,8 +66,9 @@ def run_verify(options: VerifyOptions) -> None:
     Raises:
         RunError: a target does not use the adapter, or that cannot be told.
     """
-    report = verify(options)
-    show(report)
+    report, spec = _verify(options)
+    show(report)  # first: verification.json of the run may be damaged
+    record.keep(report, spec)
     problem = report.problem
     if problem:
         raise RunError(problem)
@@ -81,6 +82,13 @@ def verify(options: VerifyOptions) -> VerifyReport:
     Raises:
         UserError: the adapter, a target or the prompts are wrong.
     """
+    report, spec = _verify(options)
+    record.keep(report, spec)
+    return report
+
+
+def _verify(options: VerifyOptions) -> tuple[VerifyReport, ModelSpec]:
+    """Return the report of `verify`, which is not kept yet, and the adapter."""
     check_fields(options)
     if not options.against:
         raise UserError("nothing to verify; pass --against with a merged model, a GGUF file, an engine or a server")
@@ -120,9 +128,7 @@ def verify(options: VerifyOptions) -> VerifyReport:
             found = compare_with(quantized, observed)
             if found.result.finding != "neither":
                 reports[index] = dataclasses.replace(found, base_bits=4)
-    report = VerifyReport(adapter=str(spec.adapter), prompts=prompts_from, targets=tuple(reports))
-    record.keep(report, spec)
-    return report
+    return VerifyReport(adapter=str(spec.adapter), prompts=prompts_from, targets=tuple(reports)), spec
 
 
 def _ask_all(options: VerifyOptions, spec: ModelSpec, training: Training) -> list[Observations]:

@@ -10,14 +10,16 @@ import socket
 
 import pytest
 import torch
+from helpers.made_runs import make_run
 from helpers.tiny_runs import run_tiny, starter_data
 from helpers.warm_process import wait_for
 from openai import APIConnectionError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError, OpenAI
 
-from lora_grpo.cli import verbs
+from lora_grpo.cli import serve, verbs
 from lora_grpo.evaluation import EvaluateOptions, evaluate_tasks
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.merging import MergeOptions, merge
+from lora_grpo.models import resolve
 from lora_grpo.prompts import chat
 
 MAX_TOKENS = 24
@@ -268,6 +270,13 @@ def test_a_server_for_others_with_a_short_context(front_door, run):
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stderr.splitlines()[-1] == "interrupted"
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(("folder", "name"), [("my_run", "my_run"), ("base", "adapter")])
+def test_both_models_have_a_name(tmp_path, folder, name):
+    run = make_run(tmp_path / folder)
+    options = serve.ServeOptions(str(run))
+    assert serve._names(options, resolve(str(run), options)) == {name: True, "base": False}
 
 
 def test_a_port_in_use_is_one_line(capsys):

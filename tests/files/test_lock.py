@@ -39,6 +39,27 @@ def test_a_claim_waits_for_who_looks(tmp_path, monkeypatch):
         timer.join()
 
 
+def test_a_folder_that_is_being_made_is_locked_by_a_file_beside_it(tmp_path):
+    output = tmp_path / "made" / "for" / "output"
+    with lock.holding_new(output):
+        with pytest.raises(UserError, match=f"another process is using {output}"), lock.holding_new(output):
+            pass
+        with lock.holding_new(output.with_name("another")):
+            pass
+        assert [path.name for path in output.parent.iterdir()] == [".output.lock"]
+        output.mkdir()
+    assert list(output.parent.iterdir()) == [output]
+    with lock.holding_new(output), pytest.raises(UserError), lock.holding_new(output):
+        pass
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_a_folder_that_was_not_made_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError), lock.holding_new(tmp_path / "made" / "for" / "output"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_claim_of_a_claimed_folder_is_refused(tmp_path):
     with lock.holding(tmp_path), pytest.raises(UserError, match=f"another process is using {tmp_path}"):
         lock.claim(tmp_path)

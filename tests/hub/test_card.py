@@ -59,7 +59,7 @@ def make_gguf(run, *names):
 
 def card_of(folder, kind):
     """Return a card's front matter, its text, and all uploaded files by name."""
-    files, _ = prepare(folder, kind, "me/trained")
+    files, *_ = prepare(folder, kind, "me/trained")
     by_name = {file.name: file for file in files}
     card = ModelCard(by_name[CARD].content.decode())
     return card.data.to_dict(), card.text, by_name
@@ -81,7 +81,7 @@ def test_the_card_of_an_adapter_is_the_golden_one(run):
     """To accept a change, delete golden_card.txt, run this test, and read the new file."""
     (run / "report").mkdir()
     (run / "report" / "reward.png").write_bytes(b"\x89PNG plot")
-    files, _ = prepare(run / "adapter", "adapter", "me/trained")
+    files, *_ = prepare(run / "adapter", "adapter", "me/trained")
     text = files[-1].content.decode()
     if not GOLDEN.is_file():
         GOLDEN.write_text(text)
@@ -164,11 +164,15 @@ def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path, base):
 HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [l](http://evil) {{ 7*7 }} *b* _c_'
 
 
-@pytest.mark.parametrize(("source", "is_shown"), [(None, True), (f"{PRIVATE}/held out.jsonl", False)])
-def test_a_fixed_problem_is_shown_if_its_rows_are_public(tmp_path, source, is_shown):
+@pytest.mark.parametrize(
+    ("source", "task_sha256", "is_shown"),
+    [(None, None, True), (f"{PRIVATE}/held out.jsonl", None, False), (None, "e" * 64, False)],
+)
+def test_a_fixed_problem_is_shown_if_its_rows_are_public(tmp_path, source, task_sha256, is_shown):
     run = make_run(
         tmp_path / "run",
         report__protocol__data_source=source,
+        report__protocol__task_sha256=task_sha256,  # of a file gsm8k.py
         report__fixed=[{"task_id": "b", "before": [0, 2], "after": [2, 2]}],
     )
     rows = [{"task_id": name, "question": f"{name}: ````\n{HOSTILE}\n</details>"} for name in "ab"]
@@ -206,6 +210,24 @@ def test_rows_of_a_users_file_have_no_dataset_and_no_language(tmp_path, source):
     data, text, _ = card_of(run / "adapter", "adapter")
     assert not {"language", "datasets"} & data.keys()
     assert source not in text and f"| train | {Path(source).name} |" in text
+
+
+@pytest.mark.parametrize("task", [f"{PRIVATE}/gsm8k.py", "python:gsm8k"])
+def test_a_users_task_with_the_title_of_a_built_in_one_has_no_dataset(tmp_path, task):
+    public = {"record__data__eval__source": None, "report__protocol__data_source": None}
+    data, text, _ = card_of(make_run(tmp_path / "public", **public) / "adapter", "adapter")
+    assert data["datasets"] == ["openai/gsm8k"] and data["language"] == "en"
+    assert data["model-index"][0]["results"][0]["dataset"]["type"] == "openai/gsm8k"
+    assert "| eval | openai/gsm8k |" in text
+
+    changes = {"record__config__data__task": task, "report__protocol__task_sha256": "e" * 64}
+    run = make_run(tmp_path / "own", **public, **changes)
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert not {"language", "datasets"} & data.keys()
+    assert "openai/gsm8k" not in text and "| eval | gsm8k |" in text
+    assert results_in(data)  # under a name that no dataset has
+    for result in data["model-index"][0]["results"]:
+        assert result["dataset"] == {"name": "gsm8k", "type": "gsm8k-other-rows"}
 
 
 # Evaluations of these weights
@@ -389,7 +411,7 @@ def test_no_path_of_this_machine_is_uploaded(tmp_path):
     run = make_run(tmp_path / "run", record__config__grpo=[f"{PRIVATE}/grpo"])
     make_merged(run)
     for kind in ("adapter", "merged"):
-        files, _ = prepare(run / kind, kind, "me/trained")
+        files, *_ = prepare(run / kind, kind, "me/trained")
         for file in files:
             for private in (PRIVATE, "somebody", str(run.parent)):
                 assert private.encode() not in file.read(), (kind, file.name, private)
@@ -401,7 +423,7 @@ def test_no_path_of_this_machine_is_uploaded(tmp_path):
 )
 def test_text_from_files_stays_text(tmp_path, path):
     run = make_run(tmp_path / "run", **{path: HOSTILE})
-    files, _ = prepare(run / "adapter", "adapter", "me/trained")
+    files, *_ = prepare(run / "adapter", "adapter", "me/trained")
     text = files[-1].content.decode()
     front = yaml.safe_load(text.split("\n---\n")[0].removeprefix("---\n"))
     assert front["library_name"] == "peft" and "license" not in front
@@ -473,6 +495,29 @@ def test_the_card_links_a_license_that_is_uploaded(tmp_path, link, files, expect
     data, _, uploaded = card_of(run / "adapter", "adapter")
     assert (data["license"], data["license_name"], data.get("license_link")) == ("other", "terms", expected)
     assert {*files} <= uploaded.keys()
+
+
+def test_the_license_of_a_merged_model_is_that_of_its_base_and_of_no_other_folder(tmp_path, monkeypatch):
+    for place, license_id in (("there", "mit"), ("here", "apache-2.0")):
+        (tmp_path / place / "my-base").mkdir(parents=True)
+        (tmp_path / place / "my-base" / "README.md").write_text(f"---\nlicense: {license_id}\n---\n")
+    monkeypatch.chdir(tmp_path / "here")
+    base = {"base_model": str(tmp_path / "there" / "my-base"), "revision": None, "fingerprint": "f" * 64}
+    run = make_run(tmp_path / "run", **{f"record__policy__{key}": value for key, value in base.items()})
+    report_path = make_merged(run) / "merge_report.json"
+    report = json.loads(report_path.read_text())
+    report["base"] = {"name": "my-base", "revision": None, "fingerprint": "f" * 64, "checked": True}
+    report_path.write_text(json.dumps(report))
+    shutil.copy(report_path, make_gguf(run))
+    for kind in ("merged", "gguf"):
+        data, text, _ = card_of(run / kind, kind)
+        assert data["license"] == "mit"
+        assert "a local folder named my-base" in text
+
+    report["base"]["fingerprint"] = "e" * 64  # of a base that --force-base has accepted
+    for kind in ("merged", "gguf"):
+        (run / kind / "merge_report.json").write_text(json.dumps(report))
+        assert "license" not in card_of(run / kind, kind)[0]
 
 
 WINDOWS = {

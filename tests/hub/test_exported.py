@@ -101,6 +101,33 @@ def test_a_model_that_the_run_did_not_train_is_refused_as_unknown(run, tmp_path,
     assert "theirs.Q8_0.gguf" in message
 
 
+@pytest.mark.parametrize(
+    ("name", "adapter"), [("start-merged", "start"), ("final", "best"), ("merged-dequantized", "adapter")]
+)
+def test_another_model_of_a_run_has_files_of_its_own(run, monkeypatch, capsys, name, adapter):
+    if adapter != "adapter":
+        config = shutil.copytree(run / "adapter", run / adapter) / "adapter_config.json"
+        config.write_text(config.read_text().replace('"r": 16', '"r": 4'))
+    model = shutil.copytree(run / "merged", run / name)
+    report = json.loads((model / "merge_report.json").read_text())
+    report["identity"] = {"adapter_sha256": adapter_sha256(run / adapter)}
+    (model / "merge_report.json").write_text(json.dumps(report))
+    before = {path.name: path.read_bytes() for path in (run / "gguf").iterdir()}
+
+    [file] = export(ExportOptions(model))
+    assert file == run / f"{name}-gguf" / f"mine-{name}.Q8_0.gguf"
+    assert f"{run / adapter} --against {file}" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (run / "gguf").iterdir()} == before
+
+    # The run did not produce the adapter that it started from, so the card of this model does not describe the run.
+    for folder in (model, file.parent):
+        push(folder)
+        assert ("trained with GRPO on" in capsys.readouterr().out) == (adapter != "start")
+    (run / adapter / "adapter_config.json").write_text("{}")
+    for folder in (model, file.parent):
+        assert f"{folder} was merged from an adapter that {run} does not have" in refusal(folder, monkeypatch)
+
+
 def test_files_that_no_export_wrote_are_pushed(run, tmp_path, capsys):
     (tmp_path / "plain").mkdir()
     shutil.copy(run / "gguf" / "mine.Q4_0.gguf", tmp_path / "plain" / "theirs.gguf")

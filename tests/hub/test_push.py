@@ -1,5 +1,6 @@
 """A push is a single commit, can be repeated after any failure, uploads nothing twice, and leaks no secrets."""
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import huggingface_hub.utils._http
 import pytest
+from helpers.gguf_files import write_header
 from helpers.hub_stand_in import SIGNATURE, TOKEN, USER, HubStandIn, Repository
 from helpers.pushed_runs import BASE, COMMIT, make_run
 from huggingface_hub import constants
@@ -98,16 +100,32 @@ def test_another_push_deletes_the_weights_of_an_earlier_one_only(server, client,
     assert len(repository.commits) == 2
 
 
-@pytest.mark.parametrize(("first", "second"), [("adapter", "merged"), ("merged", "adapter")])
-def test_an_adapter_and_a_merged_model_do_not_share_a_repository(server, client, first, second):
-    """Otherwise, loading the merged model would apply the adapter twice."""
+SETTINGS = [("adapter", "chat_template.jinja"), ("adapter", "tokenizer.json"), ("merged", "generation_config.json")]
+SETTINGS += [("merged", "chat_template.jinja"), ("merged", "additional_chat_templates/tool_use.jinja")]
+SETTINGS += [("gguf", name) for name in ("template", "system", "params", "model.Modelfile")]
+
+
+@pytest.mark.parametrize(("kind", "name"), SETTINGS)
+def test_settings_of_an_earlier_push_do_not_act_on_the_weights_of_another_one(server, client, kind, name):
+    server.repositories[NAME] = Repository(True, {name: b"{}"})
+    push.send(NAME, kind, FILES[kind])
+    repository = server.repositories[NAME]
+    assert repository.files[name] == b"{}"  # of the user: there was no earlier push
+    push.send(NAME, kind, [*FILES[kind], UploadFile(name, b"[]")])
+    assert repository.files[name] == b"[]"
+    push.send(NAME, kind, FILES[kind])
+    assert repository.files.keys() == {file.name for file in FILES[kind]}
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.permutations(FILES, 2))
+def test_two_kinds_of_models_do_not_share_a_repository(server, client, first, second):
+    """Otherwise, loading the merged model would apply the adapter twice, and the card would describe only one."""
     push.send(NAME, first, FILES[first])
     with pytest.raises(UserError, match=rf"{NAME} already contains a model of kind '{first}'"):
         push.send(NAME, second, FILES[second])
     assert len(server.repositories[NAME].commits) == 1
-    push.send(NAME, "gguf", FILES["gguf"])  # GGUF files are loaded by name, so they may share a repository with either
     push.send(NAME, first, FILES[first])
-    assert_holds(server, [*FILES[first], *FILES["gguf"]])
+    assert_holds(server, FILES[first])
 
 
 def test_a_card_that_the_kit_did_not_write_is_not_replaced(server, client):
@@ -170,7 +188,7 @@ def test_a_missing_permission_is_the_users_to_fix(server, client, path, status, 
 
 
 def license_of(run):
-    files, _ = push.prepare(run / "adapter", "adapter", NAME)
+    files, *_ = push.prepare(run / "adapter", "adapter", NAME)
     data = RepoCard(files[-1].content.decode()).data.to_dict()
     return {key: value for key, value in data.items() if key.startswith("license")}
 
@@ -220,6 +238,23 @@ def test_the_command_uploads_a_run_and_prints_no_token(server, push_script, run)
     }  # fmt: skip
     assert repository.files["adapter_model.safetensors"] == (run / "adapter/adapter_model.safetensors").read_bytes()
     assert_nothing_leaked(done.stdout, done.stderr, *(str(content) for content in repository.files.values()))
+
+
+def test_the_command_that_verifies_a_gguf_file_names_the_one_that_the_card_runs(server, client, tmp_path, capsys):
+    (tmp_path / "files").mkdir()
+    for name in ("mine.F16.gguf", "mine.Q8_0.gguf"):
+        write_header(tmp_path / "files" / name)
+    pushed = push.push_to_hub(push.PushOptions(str(tmp_path / "files"), NAME))
+    assert f"ollama run hf.co/{NAME}:F16\n" in pushed.card
+    assert f"--against 'http://127.0.0.1:11434#hf.co/{NAME}:F16'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("trust", "flags"), [(True, "--trust-remote-code "), (False, "")])
+def test_the_command_that_verifies_an_adapter_runs_the_code_of_its_base(server, client, tmp_path, capsys, trust, flags):
+    run = make_run(tmp_path / "run", record__policy__trust_remote_code=trust)
+    push.push_to_hub(push.PushOptions(str(run), NAME))
+    expected = f" {run / 'adapter'} {flags}--against 'http://127.0.0.1:8000#trained'\n"
+    assert expected in capsys.readouterr().out
 
 
 def test_a_dry_run_asks_only_for_the_bases_license_and_needs_no_token(server, push_script, run):

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
+from lora_grpo.files import lock
 from lora_grpo.merging.merge_model import MergeOptions, merge, merged_model
 from lora_grpo.merging.report import read_report
 from lora_grpo.models import adapter_sha256, model_files
@@ -146,15 +147,26 @@ def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_pa
     assert json.loads((output / "merge_report.json").read_text())["dtype"] == "fp16"
 
 
-def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path):
+def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path, capsys):
     other = shutil.copytree(starter.model_path(), tmp_path / "other")
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"][0] += 1
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"is not the base that .* was trained on, starter: its weights"):
         merge(MergeOptions(str(run), base=str(other)))
+    capsys.readouterr()
     output = merge(MergeOptions(str(run), base=str(other), force_base=True))
     assert not json.loads((output / "merge_report.json").read_text())["base"]["checked"]
+    assert "--against" not in capsys.readouterr().out  # it would be refused
+
+
+def test_the_command_that_verifies_a_merge_has_its_flags(no_divergence, run, tmp_path, capsys):
+    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
+    merge(MergeOptions(str(adapter), base="starter", revision="v1", trust_remote_code=True))
+    flags = f"--base starter --revision v1 --trust-remote-code --against {tmp_path / 'mine-merged'}\n"
+    assert f" {adapter} {flags}" in capsys.readouterr().out
+    merge(MergeOptions(str(run), force_base=True))
+    assert f" {run} --against {run / 'merged'}\n" in capsys.readouterr().out
 
 
 def refused(message, options):
@@ -174,12 +186,48 @@ def test_the_best_adapter_is_merged_beside_the_last_one(no_divergence, run):
     assert read_report(run / "merged").identity["adapter_sha256"] == adapter_sha256(run / "adapter")
 
 
+@pytest.mark.parametrize("place", ["mine", "run/checkpoints/checkpoint-2", "run/start"])
+def test_only_the_merge_of_an_adapter_as_it_is_now_is_taken_for_its_merge(no_divergence, run, tmp_path, place):
+    adapter = make_adapter(starter.model_path(), tmp_path / place, r=4)
+    merged = merge(MergeOptions(str(adapter), base="starter"))
+    assert merged == adapter.with_name(f"{adapter.name}-merged")
+    assert merged_model(adapter) == merged
+    make_adapter(starter.model_path(), adapter, r=2)
+    with pytest.raises(UserError, match=f"^{merged} was not merged from {adapter} as it is now; delete it"):
+        merged_model(adapter)
+    (merged / "merge_report.json").unlink()
+    with pytest.raises(UserError, match=f"^{merged} was not merged from {adapter} as it is now; delete it"):
+        merged_model(adapter)
+
+
 def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     refused("contains other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
     refused("thesis.tex is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex"))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_two_merges_into_one_folder_do_not_meet(no_divergence, run, monkeypatch):
+    staging = run / ".merged.partial"
+    staging.mkdir()
+    (staging / "model.safetensors").write_bytes(b"of the other process")
+    with lock.holding_new(run / "merged"):
+        refused(f"another process is using {run / 'merged'}; wait for it", MergeOptions(str(run)))
+        assert (staging / "model.safetensors").is_file()
+
+    # The other process finishes between the look for its merge and the lock.
+    holding_new = lock.holding_new
+
+    def after_another(path):
+        monkeypatch.setattr(lock, "holding_new", holding_new)
+        merge(MergeOptions(str(run), dtype="fp32"))
+        return holding_new(path)
+
+    monkeypatch.setattr(lock, "holding_new", after_another)
+    refused("contains another merge (full, fp32), with another dtype;", MergeOptions(str(run), dtype="bf16"))
+    assert read_report(run / "merged").dtype == "fp32"
+    assert not list(run.glob(".merged*"))
 
 
 def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):

@@ -129,7 +129,7 @@ def test_training_goes_on_from_the_adapter_of_a_model_that_reads_images(tmp_path
         file.name for file in prepare(merged, "merged", "me/trained")[0]
     }
     for kind, folder in (("adapter", second.adapter), ("merged", merged)):
-        files, _ = prepare(folder, kind, "me/trained")
+        files, *_ = prepare(folder, kind, "me/trained")
         assert "AutoModelForImageTextToText.from_pretrained(" in files[-1].read().decode()
     settings = json.loads((second.adapter / "adapter_config.json").read_text())
     parts = ["model.vision_tower.transformer.layers.0.attention.q_proj", "model.multi_modal_projector.linear_1"]

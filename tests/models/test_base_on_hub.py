@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import peft
 import pytest
 import transformers
+from helpers.made_runs import make_adapter, make_run
 from huggingface_hub import constants
 
 from lora_grpo import starter
@@ -103,3 +104,37 @@ def test_a_revision_that_is_not_there_is_an_error(load):
 def test_the_rollouts_of_unsloth_write_outside_of_the_working_directory(load, tmp_path):
     load(None).model.load_lora("vllm_gen_lora_0", load_tensors=True)
     assert [*(tmp_path / "work").iterdir()] == []
+
+
+def test_a_revision_is_that_of_an_adapters_base(cache, tmp_path):
+    adapter = make_adapter(tmp_path / "adapter", base=NAME)
+    assert resolve(str(adapter), ModelFlags()).base.revision == NEW
+    assert resolve(str(adapter), ModelFlags(revision="v1")).base.revision == OLD
+    assert resolve(str(adapter), ModelFlags(revision="v1")).base.name == str(cache / OLD)
+
+
+def test_the_commit_of_a_base_is_not_asked_of_another_repository(cache, tmp_path):
+    adapter = make_adapter(tmp_path / "adapter", base="owner/other")
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"revision": "f" * 40}))
+    run = make_run(tmp_path / "run", name="owner/other")
+    record = json.loads((run / "run.json").read_text())
+    record["policy"]["revision"] = "f" * 40
+    (run / "run.json").write_text(json.dumps(record))
+    for source in (adapter, run):
+        target = resolve(str(source), ModelFlags(base=NAME))
+        assert (target.base_name, target.base.revision) == (NAME, NEW)
+        assert resolve(str(source), ModelFlags(base=NAME, revision="v1")).base.revision == OLD
+        with pytest.raises(UserError, match="owner/other is not a folder and cannot be loaded from the Hub"):
+            resolve(str(source), ModelFlags())
+
+
+def test_the_revision_of_an_adapter_on_the_hub_is_not_that_of_its_base(cache, tmp_path):
+    commit = "a" * 40
+    repository = tmp_path / "hub" / "models--owner--adapter"
+    snapshot = make_adapter(repository / "snapshots" / commit, base=NAME)
+    (repository / "refs").mkdir()
+    for name in ("main", "v1"):  # the base has both, too
+        (repository / "refs" / name).write_text(commit)
+    target = resolve("owner/adapter", ModelFlags(revision="v1"))
+    assert (target.adapter, target.base.revision) == (snapshot, NEW)

@@ -107,7 +107,7 @@ def test_what_q4_0_costs_is_in_the_report_and_on_the_card(run, f16, capsys):
     [folder] = (run / "evaluation").glob("starter-*")
     assert cost in (folder / "report.md").read_text()
     assert report.evaluated.source["quantization"] == "q4_0"
-    files, _ = prepare(run / "gguf", "gguf", "me/trained")
+    files, *_ = prepare(run / "gguf", "gguf", "me/trained")
     card = next(file for file in files if file.name == "README.md").content.decode()
     assert f"q4_0 costs {cost}" in card
     size = (run / "gguf" / "run.Q4_0.gguf").stat().st_size / 1e6

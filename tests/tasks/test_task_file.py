@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 
+from lora_grpo import python_objects
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import load_data
 from lora_grpo.errors import RunError, UserError
@@ -13,7 +14,7 @@ from lora_grpo.files import python_file
 from lora_grpo.grading import Verdict
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.runs import system_prompt
-from lora_grpo.tasks import get_task, grade_all, task_sha256
+from lora_grpo.tasks import get_task, grade_all, of_object, task_sha256
 
 LOAD = "def load(split): return [{'question': f'{split} {n}', 'n': n} for n in range(3)]\n"
 CHECK = "def check(completion, row): return completion == str(row['n'])\n"
@@ -359,3 +360,16 @@ def check(completion, row):
     assert python_file.files(path) == [tmp_path / name for name in names]
     (tmp_path / "own_rules" / "text.py").write_text("clean = str.lower\n")
     assert task_sha256(str(path)) != digest_before
+
+
+def test_an_object_without_source_code_is_told_from_a_built_in_task():
+    namespace = {}
+    exec(
+        "class gsm8k:\n    def load(self, split): return []\n    def check(self, completion, row): return True",
+        namespace,
+    )
+    objects = python_objects.Objects()
+    name = objects.add("gsm8k", of_object("gsm8k", namespace["gsm8k"]), source=namespace["gsm8k"])
+    with python_objects.known(objects):
+        assert task_sha256(name) == "unknown"
+    assert task_sha256("gsm8k") is None

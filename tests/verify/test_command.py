@@ -1,8 +1,10 @@
 """`lora-grpo verify` as a user runs it: its output, its exit codes, its record, and its errors."""
 
 import json
+import shutil
 
 import pytest
+from helpers.made_runs import make_adapter
 from helpers.tiny_runs import run_tiny
 
 from lora_grpo import starter
@@ -10,6 +12,8 @@ from lora_grpo.cli import run_front_door
 from lora_grpo.hub.facts import gather
 from lora_grpo.merging import MergeOptions, merge, merge_model
 from lora_grpo.merging.report import Divergences
+from lora_grpo.models import ModelFlags, resolve
+from lora_grpo.verify.probes import choose_prompts
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,29 @@ def test_the_base_is_told_from_the_adapter(run, capsys):
         f"error: 1 of 2 targets do not answer as the adapter does, or it cannot be told: {starter.model_path()}"
     )
     assert list(json.loads((run / "verification.json").read_text())) == ["merged"]
+
+
+@pytest.mark.parametrize(("damage", "expected"), [("a folder", 0), ("not JSON", 2)])
+def test_a_verification_that_cannot_be_kept_is_printed(run, capsys, tmp_path, damage, expected):
+    run = shutil.copytree(run, tmp_path / "run")
+    path = run / "verification.json"
+    path.unlink(missing_ok=True)
+    if damage == "a folder":
+        path.mkdir()
+    else:
+        path.write_text("{")
+    code, output, errors = lora_grpo(capsys, "verify", run, "--against", run / "merged")
+    assert code == expected
+    assert f"{run / 'merged'}: the adapter: " in output
+    assert str(path) in errors.strip().splitlines()[-1]
+
+
+def test_fewer_prompts_than_asked_for_are_a_note(capsys, tmp_path):
+    spec = resolve(str(make_adapter(tmp_path / "adapter", base="starter")), ModelFlags())
+    assert len(choose_prompts(None, spec, 16)[0]) == 16
+    assert capsys.readouterr().err == ""
+    assert len(choose_prompts(None, spec, 50)[0]) == 16
+    assert "16 prompts, and not 50 (--num-prompts)" in capsys.readouterr().err
 
 
 def test_prompts_are_those_of_a_file(run, capsys, tmp_path):
