@@ -50,6 +50,15 @@ def test_the_record_is_closed_with_the_table(concluded):
     assert record["results"]["reward"] == {"first": 0.25, "last": 1.5, "steps": 2}
 
 
+def test_a_loss_that_is_not_finite_is_left_out_of_the_record(run):
+    run.config = replace(run.config, {"method": "sft"})
+    run.record["config"] = run.config.to_dict()
+    run.metrics.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 1.5}\n{"step": 3, "loss": NaN}\n')
+    finish_run(run, samples("----", ["+-"] * 4), samples("+---", ["++"] * 4))
+    record = json.loads((run.folder / "run.json").read_text())
+    assert record["results"]["loss"] == {"first": 2.5, "last": 1.5, "steps": 2}
+
+
 @pytest.fixture
 def report(concluded):
     run, _ = concluded

@@ -117,6 +117,8 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "save_steps": settings.checkpoint_steps,
         "logging_strategy": "steps",
         "logging_steps": 1,
+        # By default, transformers logs the mean of the other losses in place of NaN, which no alarm would notice.
+        "logging_nan_inf_filter": False,
         "report_to": [],  # see `Trackers`
         "disable_tqdm": True,
         "remove_unused_columns": False,

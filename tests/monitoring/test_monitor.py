@@ -1,6 +1,7 @@
 """The monitor on real runs: validation, the best adapter, early stopping, and runs that fail on purpose."""
 
 import json
+import math
 from statistics import fmean
 
 import pytest
@@ -229,6 +230,27 @@ def test_a_nan_gradient_ends_the_run_before_a_checkpoint(tmp_path):
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
     [alarm] = record["alarms"]
     assert (alarm["step"], alarm["name"], alarm["stopped"]) == (3, "nan", True)
+
+
+def test_a_loss_that_is_nan_is_recorded_and_ends_the_run(tmp_path):
+    """Also where the gradient is finite. transformers would log the mean of the other losses."""
+
+    def spoil_third_step(training):
+        trainer = training.trainer
+        training_step = trainer.training_step
+
+        def spoiled(*arguments, **named):
+            loss = training_step(*arguments, **named)
+            return loss * float("nan") if trainer.state.global_step == 2 else loss
+
+        trainer.training_step = spoiled
+
+    message, record = run_until_alarm(tmp_path / "run", "nan", before=spoil_third_step, monitor={"rows": 0})
+    assert message.startswith("step 3: loss is not finite")
+    [alarm] = record["alarms"]
+    assert (alarm["step"], alarm["name"], alarm["stopped"]) == (3, "nan", True)
+    steps = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [math.isnan(step["loss"]) for step in steps] == [False, False, True]
 
 
 def reward_file(folder):
