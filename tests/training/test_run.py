@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 from lora_grpo import starter
 from lora_grpo.config import replace
-from lora_grpo.config.schema import RunConfig
+from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.files import lock
 from lora_grpo.training.trl_config import grpo_arguments
 
 
@@ -134,6 +135,14 @@ def test_a_base_model_without_a_chat_template_trains_on_plain_text(tmp_path):
     run, _ = run_tiny(tmp_path / "out", model={"name": str(folder)}, train={"max_steps": 1})
     assert "Question:" not in lines(run.completions / "step-00001.jsonl")[0]["completion"]
     assert run.adapter.is_dir()
+
+
+def test_a_resumed_run_has_the_interval_of_checkpoints_that_it_was_given(tmp_path):
+    run_tiny(tmp_path / "out", train={"max_steps": 2, "checkpoint_steps": 2, "keep_checkpoints": 9})
+    lock.held.pop().release()  # as the end of a process does
+    longer = {"max_steps": 5, "checkpoint_steps": 3, "keep_checkpoints": 9}
+    run, _ = run_tiny(tmp_path / "out", Invocation(resume=True), train=longer)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["checkpoint-2", "checkpoint-3", "checkpoint-5"]
 
 
 def test_a_checkpoint_of_someone_else_runs_no_code(tmp_path):
