@@ -214,7 +214,8 @@ class TrainConfig:
     keep_checkpoints: PositiveInt = 2
     """Number of most recent checkpoints to keep."""
     completions_steps: PositiveInt = 10
-    """Save the completions and rewards of every Nth step in `completions/`."""
+    """Save the completions and rewards of every Nth step in `completions/`. Completions that several steps use
+    (num_iterations) are in the file of the first of these steps."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
     """Trackers that also get the metrics, the final table and the report. One that fails does not end the run."""
 

@@ -436,12 +436,19 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         with self._timed("rewards"):
             batch = self._grade(inputs, completion_ids_list)
             step = self.state.global_step + 1
-            is_logged = step == 1 or step % self.run.config.train.completions_steps == 0
-            if is_logged and self.accelerator.is_main_process:
+            if self._is_logged(step) and self.accelerator.is_main_process:
                 write_completions(self.run.completions, step, completion_lines(batch, self.eos_token_ids))
             rewards = trl_compat.gather_rewards(self, [list(values.values()) for values in batch.values])
             self._report_ungraded(step, rewards.isnan().all(dim=1).tolist())
             return rewards
+
+    def _is_logged(self, step: int) -> bool:
+        """Return whether completions that are used from a step on are logged: those of the first step and, with
+        `completions_steps` N, of steps that include a multiple of N."""
+        every_steps = self.run.config.train.completions_steps
+        last_step = step + self.num_iterations - 1  # the last one that uses them
+        includes_multiple = last_step // every_steps > (step - 1) // every_steps
+        return step == 1 or includes_multiple
 
     def _grade(self, inputs: Any, completion_ids: Sequence[Sequence[int]]) -> ScoredBatch:
         """Grade the episodes of the step, or the completions of Unsloth's trainer."""

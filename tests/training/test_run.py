@@ -64,6 +64,11 @@ def test_completions_carry_their_rewards(finished):
     assert fmean(completion["reward"] for completion in completions) == pytest.approx(second_step["reward"], abs=1e-4)
 
 
+def test_completions_that_several_steps_use_are_logged_if_one_of_the_steps_is(tmp_path):
+    run, _ = run_tiny(tmp_path / "out", train={"max_steps": 6, "completions_steps": 4}, grpo=("num_iterations=2",))
+    assert sorted(path.name for path in run.completions.iterdir()) == ["step-00001.jsonl", "step-00003.jsonl"]
+
+
 def test_the_kl_reference_is_the_base(tmp_path):
     run, policy = run_tiny(tmp_path / "out", train={"beta": 0.1, "max_steps": 2})
     first, second = (step["kl"] for step in lines(run.metrics))
