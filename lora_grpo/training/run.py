@@ -65,7 +65,7 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
     if newest and steps_done in last_steps:
         load_adapter(policy.model, newest.path)
     else:
-        _run_trainer(training, newest.path if newest else None)
+        _run_trainer(training, newest.path if newest else None, steps_done)
 
     # Save the adapter: after early stopping the best one, otherwise the last one.
     if run.stopped_early_at and "best" in run.record:
@@ -77,7 +77,8 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
     run.update(trained_steps=trained_steps)
 
 
-def _run_trainer(training: Training, checkpoint: Path | None) -> None:
+def _run_trainer(training: Training, checkpoint: Path | None, steps_done: int) -> None:
+    """Train from a checkpoint, after which the run has done `steps_done` steps, or from the beginning."""
     import torch
 
     run = training.run
@@ -85,7 +86,7 @@ def _run_trainer(training: Training, checkpoint: Path | None) -> None:
     started = time.monotonic()
     with training.stop:
         try:
-            with naming_overrides(run.config, RunError):
+            with naming_overrides(run.config, RunError, lambda: trainer.state.global_step > steps_done):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except torch.OutOfMemoryError as error:
             advice = START_OVER

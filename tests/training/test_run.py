@@ -11,12 +11,12 @@ import torch
 from helpers.tiny_runs import TINY, run_tiny
 from safetensors.torch import load_file
 
-from lora_grpo import starter
+from lora_grpo import distributed, starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
-from lora_grpo.training.trl_config import grpo_arguments
+from lora_grpo.training.trl_config import grpo_arguments, naming_overrides
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +116,31 @@ def test_a_field_on_which_trl_fails_is_named_in_one_line(tmp_path, field, kind):
     with pytest.raises(kind, match=f"TRL fails with --grpo {field}") as caught:
         run_tiny(tmp_path / "out", grpo=(field,), train={"max_steps": 1})
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_after_the_first_step_is_not_blamed_on_a_field(tmp_path):
+    def fail_in_second_step(training):
+        trainer = training.trainer
+        training_step = trainer.training_step
+
+        def failing(*arguments, **named):
+            if trainer.state.global_step == 1:
+                raise RuntimeError("CUDA error")
+            return training_step(*arguments, **named)
+
+        trainer.training_step = failing
+
+    with pytest.raises(RuntimeError, match=r"^CUDA error$"):
+        run_tiny(tmp_path / "out", before=fail_in_second_step, grpo=("epsilon=0.3",))
+
+
+def test_a_connection_that_another_process_has_lost_is_not_blamed_on_a_field(monkeypatch):
+    monkeypatch.setattr(distributed, "reported_error", lambda: "rank 1 is out of memory")
+    with (
+        pytest.raises(RuntimeError, match=r"^connection closed$"),
+        naming_overrides(RunConfig(grpo=("epsilon=0.3",)), RunError),
+    ):
+        raise RuntimeError("connection closed")
 
 
 def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
