@@ -60,10 +60,11 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
     if newest:
         console.note(f"resuming from {newest.path}")
 
-    # Train, unless the run was killed after its last checkpoint and before the adapter was saved.
+    # Train, unless the run was killed after its last checkpoint and before the adapter, or the best one, was saved.
     last_steps = (run.config.train.max_steps, run.stopped_early_at, run.out_of_time_at)
     if newest and steps_done in last_steps:
         load_adapter(policy.model, newest.path)
+        training.monitor.restore(steps_done)
     else:
         _run_trainer(training, newest.path if newest else None, steps_done)
 

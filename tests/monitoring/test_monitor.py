@@ -12,6 +12,7 @@ from lora_grpo.config.schema import MIN_VALIDATION_ROWS, Invocation, RunConfig
 from lora_grpo.data import split_validation
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
+from lora_grpo.monitoring import Validation
 
 MONITORED = {
     "seed": 1,  # the best step is neither the first nor the last
@@ -137,6 +138,32 @@ def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroke
     assert validation_files(run) == validation_files(unbroken)
     assert run.record["best"] == unbroken.record["best"]
     assert run.record["alarms"] == []
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (run.best / name).read_bytes() == (unbroken.best / name).read_bytes()
+
+
+def test_a_run_killed_before_it_saved_its_last_step_as_the_best_saves_it_when_resumed(unbroken, tmp_path, monkeypatch):
+    best = unbroken.record["best"]
+    until_best = {"max_steps": best["step"]}
+
+    def kill(training):
+        save_best = training.monitor.save_best
+
+        def killed():
+            if training.trainer.state.global_step == best["step"]:
+                raise KeyboardInterrupt
+            save_best()
+
+        training.monitor.save_best = killed
+
+    with pytest.raises(KeyboardInterrupt):
+        run_monitored(tmp_path / "run", before=kill, train=until_best)
+    assert json.loads((tmp_path / "run" / "run.json").read_text()).get("best") != best
+    release_folder()
+
+    monkeypatch.setattr(Validation, "sample", None)  # no pass is repeated
+    run = run_monitored(tmp_path / "run", Invocation(resume=True), train=until_best)
+    assert run.record["best"] == best
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (run.best / name).read_bytes() == (unbroken.best / name).read_bytes()
 
