@@ -124,7 +124,14 @@ def _run_trainer(training: Training, checkpoint: Path | None, steps_done: int) -
 
 
 def _discard_after(run: Run, step: int) -> None:
-    """Delete what was recorded after the checkpoint that the run resumes from. Those steps run again."""
+    """Delete what was recorded after the checkpoint that the run resumes from. Those steps run again.
+
+    What once ended training is also deleted if its limit was lifted.
+    """
+    if run.stopped_early_at is None:
+        run.record.pop("stopped_early", None)
+    if run.out_of_time_at is None:
+        run.record.pop("out_of_time", None)
     for entry in ("best", "stopped_early", "out_of_time"):
         if run.record.get(entry, {}).get("step", 0) > step:
             del run.record[entry]

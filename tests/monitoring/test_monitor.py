@@ -195,6 +195,14 @@ def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsy
     patient = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
     assert lines(patient.metrics)[-1]["step"] > last_step
 
+    # A run that goes on to its last step was not stopped early.
+    release_folder()
+    worse["monitor"]["early_stopping"] = 0
+    endless = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
+    assert lines(endless.metrics)[-1]["step"] == 12
+    assert "stopped_early" not in endless.record
+    assert "stopped_early" not in json.loads((endless.folder / "run.json").read_text())
+
 
 def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
     rows = [{"id": number} for number in range(400)]
