@@ -316,6 +316,8 @@ def _next_steps(run: Run, *, passes_any: bool) -> dict[str, Any]:
     if run.stopped_early_at:
         flags.append("--monitor.early-stopping 0")
     elif not run.out_of_time_at:
+        if config.train.schedule_spans_run:
+            return steps
         flags.append(f"--train.max-steps {2 * config.train.max_steps}")
     hours = config.hours
     if hours and (run.out_of_time_at or 2 * run.seconds_worked > 3600 * hours):

@@ -133,6 +133,18 @@ def test_a_longer_run_is_told_to_lift_the_limits_that_it_reaches(run, capsys, ch
     assert f"--resume {flags}\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("record", "is_extended"), [({}, False), (EARLY, True), ({"out_of_time": {"step": 2, "hours": 1.0}}, True)]
+)
+def test_a_run_whose_schedule_spans_it_is_not_told_to_add_steps(run, capsys, record, is_extended):
+    changes = {"train": {"lr_scheduler": "cosine"}, "monitor": {"early_stopping": 3}, "hours": 1.0}
+    spanned = Run(replace(run.config, changes), run.record | record)
+    finish_run(spanned, samples("--", ["+-", "--"]), samples("+-", ["++", "--"]))
+    printed = capsys.readouterr().out
+    assert ("--resume" in printed) is is_extended
+    assert "--train.max-steps" not in printed
+
+
 NEVER_RIGHT = samples("--", ["--", "--"])
 
 

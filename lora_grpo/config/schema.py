@@ -219,6 +219,11 @@ class TrainConfig:
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
     """Trackers that also get the metrics, the final table and the report. One that fails does not end the run."""
 
+    @property
+    def schedule_spans_run(self) -> bool:
+        """Whether the learning rate of every step depends on the number of steps, which therefore cannot change."""
+        return not self.lr_scheduler.startswith("constant")
+
 
 @dataclass(frozen=True)
 class TeacherConfig:

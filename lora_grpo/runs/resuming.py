@@ -63,14 +63,13 @@ def check_settings(config: RunConfig) -> None:
     steps_before = record["config"]["train"]["max_steps"]
     steps_now = config.train.max_steps
     steps_done = newest_step(folder / "checkpoints")
-    schedule = config.train.lr_scheduler
     if steps_now < steps_done:
         raise UserError(
             f"the run in {folder} is at step {steps_done}; pass --train.max-steps {steps_done} or more, {OR_ELSEWHERE}"
         )
-    if steps_before != steps_now and not schedule.startswith("constant"):
+    if steps_before != steps_now and config.train.schedule_spans_run:
         raise UserError(
-            f"--train.max-steps {steps_now} cannot follow {steps_before}: the {schedule} schedule "
+            f"--train.max-steps {steps_now} cannot follow {steps_before}: the {config.train.lr_scheduler} schedule "
             "spans the whole run; pass another --output-dir"
         )
 

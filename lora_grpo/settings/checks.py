@@ -99,7 +99,7 @@ def _check_training(config: RunConfig) -> None:
             )
     if config.step_limit is None:  # only the time limits the number of steps
         flags_that_need_steps = []
-        if not config.train.lr_scheduler.startswith("constant"):
+        if config.train.schedule_spans_run:
             flags_that_need_steps.append("--train.lr-scheduler")
         if config.data.filter_by_difficulty:
             flags_that_need_steps.append("--data.filter-by-difficulty")
