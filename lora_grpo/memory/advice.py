@@ -10,7 +10,7 @@ from typing import Any
 
 from lora_grpo.config import RunConfig, micro_batches, replace
 from lora_grpo.flags import flag
-from lora_grpo.hardware import flags_of_vllm
+from lora_grpo.hardware import settings_of_vllm
 from lora_grpo.memory.batches import MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import MemoryEstimate, Planner
@@ -112,7 +112,7 @@ def _all_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
     options.append([{"train.micro_batch_size": size} for size in smaller])
     if not config.train.gradient_checkpointing:
         options.append([{"train.gradient_checkpointing": True}])
-    if uses_vllm and not flags_of_vllm(config):
+    if uses_vllm and not settings_of_vllm(config):
         options.append([{"sampling.backend": "transformers"}])
 
     # Settings that hardly change the result.

@@ -7,7 +7,7 @@ from lora_grpo.config import RunConfig, TeacherConfig, batch_shape, parse_grpo_o
 from lora_grpo.data import check_tasks, columns_of
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
-from lora_grpo.hardware import choose_engine, flags_of_vllm
+from lora_grpo.hardware import choose_engine, flags_of_vllm, settings_of_vllm
 from lora_grpo.prompts import template_variables
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS, get_task, task_title
@@ -28,10 +28,11 @@ def check_has_vllm(config: RunConfig) -> None:
     Not for a run that is resumed: there, the backend may be what became of `auto`. What `auto` means is not known yet;
     `draft_plan` refuses these settings if it is the built-in sampler.
     """
-    for name in flags_of_vllm(config):
-        if config.sampling.backend == "transformers":
+    if config.sampling.backend == "transformers":
+        for name in settings_of_vllm(config):
             raise UserError(f"{name} needs vLLM; leave it or --sampling.backend transformers out")
-        if config.sampling.server_url:
+    if config.sampling.server_url:
+        for name in flags_of_vllm(config):
             raise UserError(
                 f"{name} has no effect on the vLLM server of --sampling.server-url, which has its own settings; leave "
                 "it out"
