@@ -88,7 +88,14 @@ def _check_training(config: RunConfig) -> None:
     for tracker in config.train.report_to:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")
-    iterations = parse_grpo_overrides(config.grpo).get("num_iterations", 1)
+    overrides = parse_grpo_overrides(config.grpo)
+    if overrides.get("off_policy_mask_threshold") is not None and config.sampling.top_p < 1:
+        raise UserError(
+            f"--grpo off_policy_mask_threshold needs --sampling.top-p 1, got {config.sampling.top_p:g}: it compares "
+            "logprobs of the sampler, which leaves out tokens outside of top_p, with the trainer's, which include "
+            "them; leave one of the two out"
+        )
+    iterations = overrides.get("num_iterations", 1)
     if not isinstance(iterations, int) or iterations < 1:
         raise UserError(f"--grpo num_iterations={iterations}; expected 1 or more")
     for name in ("max_steps", "checkpoint_steps"):

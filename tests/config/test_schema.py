@@ -110,6 +110,13 @@ def test_what_cannot_run_is_refused_with_its_flag(name, value, message):
     assert message in refusal(check, config(**{name: value}))
 
 
+def test_a_mask_by_logprobs_needs_the_whole_distribution():
+    masked = {"grpo": ("off_policy_mask_threshold=0.1",)}
+    assert "needs --sampling.top-p 1, got 0.9" in refusal(check, config(**masked, sampling__top_p=0.9))
+    check(config(**masked))
+    check(config(sampling__top_p=0.9))
+
+
 def test_checkpoints_fall_between_two_generations():
     assert "--train.max-steps 200 is not a multiple" in refusal(check, config(grpo=("num_iterations=3",)))
     message = refusal(check, config(grpo=("num_iterations=3",), train__max_steps=201))
