@@ -84,13 +84,13 @@ def memory_saving_options(planner: Planner, config: RunConfig, *, is_resumed: bo
     options = _all_options(planner, config)
     if is_resumed:
         # A run keeps its settings, so none can be left out.
-        options = [[change for change in changes if _may_follow(change)] for changes in options]
+        options = [[change for change in changes if _may_follow(change, config)] for changes in options]
     return [changes for changes in options if changes]
 
 
-def _may_follow(change: Change) -> bool:
+def _may_follow(change: Change, config: RunConfig) -> bool:
     """Return whether a run may be resumed with a change."""
-    return all(may_change(name) and value is not None for name, value in change.items())
+    return all(may_change(name, config) and value is not None for name, value in change.items())
 
 
 def _all_options(planner: Planner, config: RunConfig) -> list[list[Change]]:

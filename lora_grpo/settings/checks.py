@@ -3,7 +3,7 @@
 import importlib.util
 
 from lora_grpo.commands import command
-from lora_grpo.config import RunConfig, TeacherConfig, batch_shape, parse_grpo_overrides
+from lora_grpo.config import RunConfig, TeacherConfig, batch_shape, field_of_micro_batches, parse_grpo_overrides
 from lora_grpo.data import check_tasks, columns_of
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
@@ -125,6 +125,13 @@ def _check_training(config: RunConfig) -> None:
         raise UserError(
             f"--model.engine unsloth trains in one process, got WORLD_SIZE={config.processes}; "
             "pass --model.engine peft, or start one process"
+        )
+
+    field = field_of_micro_batches(config.grpo)
+    if field and config.train.micro_batch_size is None:
+        raise UserError(
+            f"--grpo {field} takes means or quantiles within a micro-batch, so that the loss depends on its size; pass "
+            f"--train.micro-batch-size, e.g. {batch_shape(config).micro_batch_size}"
         )
 
 
