@@ -287,6 +287,10 @@ def test_a_loss_that_is_nan_is_recorded_and_ends_the_run(tmp_path):
     steps = lines(tmp_path / "run" / "metrics.jsonl")
     assert [math.isnan(step["loss"]) for step in steps] == [False, False, True]
 
+    # Without the alarm, it is the loss of this step alone.
+    run = run_monitored(tmp_path / "on", before=spoil_third_step, monitor={"rows": 0, "stop_on": ()})
+    assert [step["step"] for step in lines(run.metrics) if math.isnan(step["loss"])] == [3]
+
 
 def reward_file(folder):
     """Write a file of rewards that are wrong on purpose."""
