@@ -6,6 +6,7 @@ settings -> data -> plan -> policy, sampler, trainer -> evaluate base -> train -
 """
 
 import contextlib
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -243,8 +244,8 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     """
     reports = report_run(run, before, after)
     metric = "loss" if run.config.method == "sft" else "reward"
-    # Steps that reuse rollouts, or in which no row could be graded, have no reward.
-    steps = [line for line in read_metrics(run.folder) if line.get(metric) is not None]
+    # Steps that reuse rollouts, or in which no row could be graded, have no reward. A loss may be NaN.
+    steps = [line for line in read_metrics(run.folder) if _is_finite(line.get(metric))]
     change = None
     if steps:
         change = {"first": steps[0][metric], "last": steps[-1][metric], "steps": steps[-1]["step"]}
@@ -258,8 +259,10 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     reports.report.show()
     if change:
         console.result(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
+    elif metric == "loss":
+        console.result("loss: none that is finite")
     else:
-        console.result(f"{metric}: none, because every reward returned None for every completion")
+        console.result("reward: none, because every reward returned None for every completion")
     if best := run.record.get("best"):
         console.result(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
     console.result(f"\n{page}")
@@ -269,6 +272,11 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     if reports.also:
         console.result()
         reports.also.show("What else changed")
+
+
+def _is_finite(value: float | None) -> bool:
+    """Return whether a metric has a value that run.json can hold."""
+    return value is not None and math.isfinite(value)
 
 
 def _next_steps(run: Run, *, passes_any: bool) -> dict[str, Any]:
@@ -308,6 +316,8 @@ def _next_steps(run: Run, *, passes_any: bool) -> dict[str, Any]:
     if run.stopped_early_at:
         flags.append("--monitor.early-stopping 0")
     elif not run.out_of_time_at:
+        if config.train.schedule_spans_run:
+            return steps
         flags.append(f"--train.max-steps {2 * config.train.max_steps}")
     hours = config.hours
     if hours and (run.out_of_time_at or 2 * run.seconds_worked > 3600 * hours):

@@ -50,6 +50,15 @@ def test_the_record_is_closed_with_the_table(concluded):
     assert record["results"]["reward"] == {"first": 0.25, "last": 1.5, "steps": 2}
 
 
+def test_a_loss_that_is_not_finite_is_left_out_of_the_record(run):
+    run.config = replace(run.config, {"method": "sft"})
+    run.record["config"] = run.config.to_dict()
+    run.metrics.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 1.5}\n{"step": 3, "loss": NaN}\n')
+    finish_run(run, samples("----", ["+-"] * 4), samples("+---", ["++"] * 4))
+    record = json.loads((run.folder / "run.json").read_text())
+    assert record["results"]["loss"] == {"first": 2.5, "last": 1.5, "steps": 2}
+
+
 @pytest.fixture
 def report(concluded):
     run, _ = concluded
@@ -122,6 +131,18 @@ def test_a_longer_run_is_told_to_lift_the_limits_that_it_reaches(run, capsys, ch
     longer = Run(replace(config, changes), run.record | record)
     finish_run(longer, samples("--", ["+-", "--"]), samples("+-", ["++", "--"]))
     assert f"--resume {flags}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("record", "is_extended"), [({}, False), (EARLY, True), ({"out_of_time": {"step": 2, "hours": 1.0}}, True)]
+)
+def test_a_run_whose_schedule_spans_it_is_not_told_to_add_steps(run, capsys, record, is_extended):
+    changes = {"train": {"lr_scheduler": "cosine"}, "monitor": {"early_stopping": 3}, "hours": 1.0}
+    spanned = Run(replace(run.config, changes), run.record | record)
+    finish_run(spanned, samples("--", ["+-", "--"]), samples("+-", ["++", "--"]))
+    printed = capsys.readouterr().out
+    assert ("--resume" in printed) is is_extended
+    assert "--train.max-steps" not in printed
 
 
 NEVER_RIGHT = samples("--", ["--", "--"])

@@ -34,4 +34,9 @@ from lora_grpo.config.schema import (
     endless_steps,
     replace,
 )
-from lora_grpo.config.trl_fields import UNREAD_FIELDS, parse_grpo_overrides, typed_grpo_overrides
+from lora_grpo.config.trl_fields import (
+    UNREAD_FIELDS,
+    field_of_micro_batches,
+    parse_grpo_overrides,
+    typed_grpo_overrides,
+)

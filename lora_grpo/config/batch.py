@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from lora_grpo.config.schema import RunConfig
+from lora_grpo.config.trl_fields import field_of_micro_batches
 from lora_grpo.errors import UserError
 
 _CPU_MICRO_BATCH = 8
@@ -66,7 +67,12 @@ def micro_batches(config: RunConfig) -> list[int]:
 
 
 def smaller_micro_batch(config: RunConfig) -> int | None:
-    """Return the largest micro-batch size of at most half the present one that divides a step; None if it is 1."""
+    """Return the largest micro-batch size of at most half the present one with which a run may be resumed.
+
+    It divides a step. None if the present one is 1, or if the loss depends on it.
+    """
+    if field_of_micro_batches(config.grpo):
+        return None
     half = batch_shape(config).micro_batch_size // 2
     return max((size for size in micro_batches(config) if size <= half), default=None)
 

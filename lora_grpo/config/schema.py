@@ -191,8 +191,9 @@ class TrainConfig:
     """Prompts per step. A GRPO step trains on prompts_per_step x num_generations completions, an SFT step on one
     reference answer per prompt."""
     micro_batch_size: PositiveInt | None = None
-    """Completions per device in each forward and backward pass; affects rounding only. By default, uses the largest
-    size that fits in GPU memory, or at most 8 on a CPU."""
+    """Completions per device in each forward and backward pass. By default, uses the largest size that fits in GPU
+    memory, or at most 8 on a CPU. It affects rounding only, except with some fields of --grpo, which need it:
+    loss_type=bnpo, entropy_coef, use_adaptive_entropy and top_entropy_quantile."""
     learning_rate: Fraction = 2e-5
     """Peak learning rate."""
     lr_scheduler: LrScheduler = "constant_with_warmup"
@@ -214,9 +215,15 @@ class TrainConfig:
     keep_checkpoints: PositiveInt = 2
     """Number of most recent checkpoints to keep."""
     completions_steps: PositiveInt = 10
-    """Save the completions and rewards of every Nth step in `completions/`."""
+    """Save the completions and rewards of every Nth step in `completions/`. Completions that several steps use
+    (num_iterations) are in the file of the first of these steps."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
     """Trackers that also get the metrics, the final table and the report. One that fails does not end the run."""
+
+    @property
+    def schedule_spans_run(self) -> bool:
+        """Whether the learning rate of every step depends on the number of steps, which therefore cannot change."""
+        return not self.lr_scheduler.startswith("constant")
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,21 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
     return overrides
 
 
+def field_of_micro_batches(items: Sequence[str]) -> str | None:
+    """Return the field of `--grpo` with which the loss depends on the size of micro-batches, or None.
+
+    With it, TRL takes a mean or a quantile over the tokens of each micro-batch, and not over those of the step.
+    """
+    overrides = parse_grpo_overrides(items)
+    is_on = {
+        "loss_type": overrides.get("loss_type") == "bnpo",
+        "entropy_coef": overrides.get("entropy_coef") not in (None, 0),
+        "use_adaptive_entropy": overrides.get("use_adaptive_entropy") not in (None, False),
+        "top_entropy_quantile": overrides.get("top_entropy_quantile") not in (None, 1),
+    }
+    return next((f"{name}={overrides[name]}" for name, on in is_on.items() if on), None)
+
+
 def typed_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
     """Return the keyword arguments of GRPOConfig, with the types of its fields. Imports TRL.
 

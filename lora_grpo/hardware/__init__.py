@@ -24,6 +24,7 @@ from lora_grpo.hardware.machine import (
     choose_preset,
     flags_of_vllm,
     local_sampler,
+    settings_of_vllm,
     use_one_gpu,
     uses_gpu,
     uses_vllm,

@@ -8,7 +8,7 @@ from typing import Literal
 
 import psutil
 
-from lora_grpo.config import RunConfig, replace
+from lora_grpo.config import RunConfig, parse_grpo_overrides, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus
 
@@ -179,6 +179,13 @@ def flags_of_vllm(config: RunConfig) -> list[str]:
         "--sampling.reproducible": sampling.reproducible,
     }
     return [name for name, given in is_given.items() if given]
+
+
+def settings_of_vllm(config: RunConfig) -> list[str]:
+    """Return the settings that were given and that only vLLM reads: flags of its engine, and the fields of `--grpo`
+    that correct the loss for the difference between vLLM and the trainer."""
+    fields = [name for name in parse_grpo_overrides(config.grpo) if name.startswith("vllm_importance_sampling")]
+    return [*flags_of_vllm(config), *(f"--grpo {name}" for name in fields)]
 
 
 def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lora_grpo.config import RunConfig, micro_batches, replace
 from lora_grpo.flags import flag
-from lora_grpo.hardware import flags_of_vllm
+from lora_grpo.hardware import settings_of_vllm
 from lora_grpo.memory.batches import MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import MemoryEstimate, Planner
@@ -84,13 +84,13 @@ def memory_saving_options(planner: Planner, config: RunConfig, *, is_resumed: bo
     options = _all_options(planner, config)
     if is_resumed:
         # A run keeps its settings, so none can be left out.
-        options = [[change for change in changes if _may_follow(change)] for changes in options]
+        options = [[change for change in changes if _may_follow(change, config)] for changes in options]
     return [changes for changes in options if changes]
 
 
-def _may_follow(change: Change) -> bool:
+def _may_follow(change: Change, config: RunConfig) -> bool:
     """Return whether a run may be resumed with a change."""
-    return all(may_change(name) and value is not None for name, value in change.items())
+    return all(may_change(name, config) and value is not None for name, value in change.items())
 
 
 def _all_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
@@ -112,7 +112,7 @@ def _all_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
     options.append([{"train.micro_batch_size": size} for size in smaller])
     if not config.train.gradient_checkpointing:
         options.append([{"train.gradient_checkpointing": True}])
-    if uses_vllm and not flags_of_vllm(config):
+    if uses_vllm and not settings_of_vllm(config):
         options.append([{"sampling.backend": "transformers"}])
 
     # Settings that hardly change the result.

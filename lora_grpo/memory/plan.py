@@ -19,10 +19,10 @@ from lora_grpo.flags import flag
 from lora_grpo.hardware import (
     MeasuredEngine,
     choose_engine,
-    flags_of_vllm,
     local_sampler,
     machine,
     measured_engine,
+    settings_of_vllm,
     uses_gpu,
     uses_vllm,
     with_gpu_defaults,
@@ -204,7 +204,7 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
     if device.on_cpu and not config.lora.dora:
         sampler = "merged"  # the built-in sampler on a copy of the model, into which it cannot merge DoRA
     if not invocation.resume and not uses_vllm(config):
-        for name in flags_of_vllm(config):
+        for name in settings_of_vllm(config):
             raise UserError(
                 f"{name} needs vLLM, and with `auto` this run samples without it; leave it out, or pass "
                 "--sampling.backend vllm"

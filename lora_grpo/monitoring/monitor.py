@@ -78,7 +78,7 @@ class Monitor:
         """
         import torch
 
-        self._restore(step)
+        self.restore(step)
         has_passes = self.run.config.train.max_steps >= self.run.config.monitor.every_steps
         if step == 0 and self.validation and has_passes:
             with self.budget.validating():
@@ -87,6 +87,25 @@ class Monitor:
         if self.run.record["policy"]["engine"] == "unsloth" and torch.cuda.is_available():
             console.note("the first step compiles Unsloth's kernels and can take minutes")
         self.budget.begin_training()
+
+    def restore(self, step: int) -> None:
+        """Replay the metrics and validation passes until a step, which are in the run folder, and save the best adapter
+        if it is missing.
+
+        Args:
+            step: the step of the checkpoint that the policy is loaded from, or 0.
+        """
+        metrics = self.run.once(lambda: read_metrics(self.run.folder))
+        passes: dict[int, list[dict[str, Any]]] = {}
+        if self.validation:
+            passes = self.run.once(self.validation.read_passes)
+        if step and 0 in passes:
+            self._record_pass(0, passes[0])
+        for line in metrics:
+            earlier_step = line["step"]
+            self.alarms.step(earlier_step, line)
+            if earlier_step in passes:
+                self._record_pass(earlier_step, passes[earlier_step])
         # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
         self._is_best_unsaved = step > 0 and self._best.get("step") == step
         self.save_best()
@@ -150,20 +169,6 @@ class Monitor:
             self.run.record["best"] = self._best
             self._is_best_unsaved = False
         self.run.update()  # a killed run has worked at least until here
-
-    def _restore(self, step: int) -> None:
-        """Replay the metrics and validation passes of the steps before, which are in the run folder."""
-        metrics = self.run.once(lambda: read_metrics(self.run.folder))
-        passes: dict[int, list[dict[str, Any]]] = {}
-        if self.validation:
-            passes = self.run.once(self.validation.read_passes)
-        if step and 0 in passes:
-            self._record_pass(0, passes[0])
-        for line in metrics:
-            earlier_step = line["step"]
-            self.alarms.step(earlier_step, line)
-            if earlier_step in passes:
-                self._record_pass(earlier_step, passes[earlier_step])
 
     def _validate(self, validation: Validation, step: int, trainer_state: Any) -> None:
         """Run a validation pass, and add its means to the metrics of the step."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import console
-from lora_grpo.config import RunConfig
+from lora_grpo.config import RunConfig, field_of_micro_batches
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.runs.checkpoints import newest_step
 from lora_grpo.runs.reader import flatten, read_record, versions
@@ -32,14 +32,17 @@ _MAY_CHANGE = frozenset(
         "monitor.early_stopping",
     }
 )
-"""Settings that a resumed run may change. They do not affect training, except that the micro-batch changes rounding."""
+"""Settings that a resumed run may change. They do not affect training, except that the micro-batch changes rounding,
+and with some fields of `--grpo` more; see `may_change`."""
 
 _TASKS = ("data.task", "data.eval_task")
 """Settings that may name a task file."""
 
 
-def may_change(name: str) -> bool:
-    """Return whether a resumed run may change a setting, by its dotted name."""
+def may_change(name: str, config: RunConfig) -> bool:
+    """Return whether a resumed run with a configuration may change a setting, by its dotted name."""
+    if name == "train.micro_batch_size" and field_of_micro_batches(config.grpo):
+        return False
     return name in _MAY_CHANGE
 
 
@@ -63,14 +66,13 @@ def check_settings(config: RunConfig) -> None:
     steps_before = record["config"]["train"]["max_steps"]
     steps_now = config.train.max_steps
     steps_done = newest_step(folder / "checkpoints")
-    schedule = config.train.lr_scheduler
     if steps_now < steps_done:
         raise UserError(
             f"the run in {folder} is at step {steps_done}; pass --train.max-steps {steps_done} or more, {OR_ELSEWHERE}"
         )
-    if steps_before != steps_now and not schedule.startswith("constant"):
+    if steps_before != steps_now and config.train.schedule_spans_run:
         raise UserError(
-            f"--train.max-steps {steps_now} cannot follow {steps_before}: the {schedule} schedule "
+            f"--train.max-steps {steps_now} cannot follow {steps_before}: the {config.train.lr_scheduler} schedule "
             "spans the whole run; pass another --output-dir"
         )
 
@@ -80,7 +82,7 @@ def check_settings(config: RunConfig) -> None:
     for name in sorted(settings_before.keys() | settings_now.keys()):
         before = settings_before.get(name)
         now = settings_now.get(name)
-        if name not in _MAY_CHANGE and not _is_same_setting(name, before, now):
+        if not may_change(name, config) and not _is_same_setting(name, before, now):
             raise UserError(
                 f"the run in {folder} has {name}={before!r}, not {now!r}; leave it out to resume, {OR_ELSEWHERE}"
             )

@@ -93,13 +93,17 @@ class Sampler:
             self.sleep()
 
     def wake_up(self, *, adapter: bool) -> None:
-        """Load the current adapter, or disable it."""
+        """Load the current adapter, or disable it. Frozen weights stay frozen, and trained ones trained."""
         if not hasattr(self.model, "enable_adapter_layers"):
             return
+        # PEFT makes all weights of the adapter trained with the one, and frozen with the other.
+        were_trained = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         if adapter:
             self.model.enable_adapter_layers()
         else:
             self.model.disable_adapter_layers()
+        for parameter, was_trained in were_trained:
+            parameter.requires_grad = was_trained
 
     def sleep(self) -> None:
         """Release the memory that only sampling needs."""

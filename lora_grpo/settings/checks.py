@@ -3,11 +3,11 @@
 import importlib.util
 
 from lora_grpo.commands import command
-from lora_grpo.config import RunConfig, TeacherConfig, batch_shape, parse_grpo_overrides
+from lora_grpo.config import RunConfig, TeacherConfig, batch_shape, field_of_micro_batches, parse_grpo_overrides
 from lora_grpo.data import check_tasks, columns_of
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
-from lora_grpo.hardware import choose_engine, flags_of_vllm
+from lora_grpo.hardware import choose_engine, flags_of_vllm, settings_of_vllm
 from lora_grpo.prompts import template_variables
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS, get_task, task_title
@@ -28,10 +28,11 @@ def check_has_vllm(config: RunConfig) -> None:
     Not for a run that is resumed: there, the backend may be what became of `auto`. What `auto` means is not known yet;
     `draft_plan` refuses these settings if it is the built-in sampler.
     """
-    for name in flags_of_vllm(config):
-        if config.sampling.backend == "transformers":
+    if config.sampling.backend == "transformers":
+        for name in settings_of_vllm(config):
             raise UserError(f"{name} needs vLLM; leave it or --sampling.backend transformers out")
-        if config.sampling.server_url:
+    if config.sampling.server_url:
+        for name in flags_of_vllm(config):
             raise UserError(
                 f"{name} has no effect on the vLLM server of --sampling.server-url, which has its own settings; leave "
                 "it out"
@@ -87,7 +88,14 @@ def _check_training(config: RunConfig) -> None:
     for tracker in config.train.report_to:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")
-    iterations = parse_grpo_overrides(config.grpo).get("num_iterations", 1)
+    overrides = parse_grpo_overrides(config.grpo)
+    if overrides.get("off_policy_mask_threshold") is not None and config.sampling.top_p < 1:
+        raise UserError(
+            f"--grpo off_policy_mask_threshold needs --sampling.top-p 1, got {config.sampling.top_p:g}: it compares "
+            "logprobs of the sampler, which leaves out tokens outside of top_p, with the trainer's, which include "
+            "them; leave one of the two out"
+        )
+    iterations = overrides.get("num_iterations", 1)
     if not isinstance(iterations, int) or iterations < 1:
         raise UserError(f"--grpo num_iterations={iterations}; expected 1 or more")
     for name in ("max_steps", "checkpoint_steps"):
@@ -99,7 +107,7 @@ def _check_training(config: RunConfig) -> None:
             )
     if config.step_limit is None:  # only the time limits the number of steps
         flags_that_need_steps = []
-        if not config.train.lr_scheduler.startswith("constant"):
+        if config.train.schedule_spans_run:
             flags_that_need_steps.append("--train.lr-scheduler")
         if config.data.filter_by_difficulty:
             flags_that_need_steps.append("--data.filter-by-difficulty")
@@ -117,6 +125,13 @@ def _check_training(config: RunConfig) -> None:
         raise UserError(
             f"--model.engine unsloth trains in one process, got WORLD_SIZE={config.processes}; "
             "pass --model.engine peft, or start one process"
+        )
+
+    field = field_of_micro_batches(config.grpo)
+    if field and config.train.micro_batch_size is None:
+        raise UserError(
+            f"--grpo {field} takes means or quantiles within a micro-batch, so that the loss depends on its size; pass "
+            f"--train.micro-batch-size, e.g. {batch_shape(config).micro_batch_size}"
         )
 
 

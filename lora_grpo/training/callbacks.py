@@ -17,6 +17,8 @@ class MonitorCallback(TrainerCallback):
         self.monitor = monitor
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The state of a resumed run is that of its checkpoint, and transformers saves by the interval in the state.
+        state.save_steps = args.save_steps
         self.monitor.begin(state.global_step, state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

@@ -3,9 +3,11 @@
 GRPO learns little from other rows.
 """
 
+import math
 from collections.abc import Sequence
 
 from lora_grpo import console
+from lora_grpo.config import parse_grpo_overrides
 from lora_grpo.data import prompt_order
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import count_passed, sample_and_grade
@@ -22,12 +24,15 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     """Return rows that the base model sometimes solves, one for each prompt of the run, in training order.
 
     Rows are sampled in training order with training's sampling settings. If fewer rows are kept than the run has
-    prompts, they repeat in seeded passes. The order of a longer run begins with the order of a shorter one. Samples
-    are saved in the run's `filter/` folder as they are generated, counts in run.json.
+    prompts, they repeat in seeded passes. Steps that use the same rollouts (`num_iterations`) share their prompts. The
+    order of a longer run begins with the order of a shorter one. Samples are saved in the run's `filter/` folder as
+    they are generated, counts in run.json.
     """
     config = run.config
     group_size = config.sampling.num_generations
-    num_wanted = config.train.max_steps * config.train.prompts_per_step
+    uses_of_rollouts = parse_grpo_overrides(config.grpo).get("num_iterations", 1)
+    num_rollouts = math.ceil(config.train.max_steps / uses_of_rollouts)  # steps that sample
+    num_wanted = num_rollouts * config.train.prompts_per_step
     params = SamplingParams.of(config.sampling, group_size)
     order = prompt_order(len(rows), len(rows), config.seed)
 

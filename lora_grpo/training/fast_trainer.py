@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from lora_grpo import console
+from lora_grpo import console, distributed
 from lora_grpo.errors import UserError, one_line
 from lora_grpo.loss import (
     TEACHER_LOGPROBS,
@@ -432,16 +433,28 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         return as_trl(self._episodes)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        """Grade each completion once, log it, and return its rewards. TRL would call the rewards one by one."""
+        """Grade each completion once, log those of all processes, and return the rewards.
+
+        TRL would call the rewards one by one.
+        """
         with self._timed("rewards"):
             batch = self._grade(inputs, completion_ids_list)
             step = self.state.global_step + 1
-            is_logged = step == 1 or step % self.run.config.train.completions_steps == 0
-            if is_logged and self.accelerator.is_main_process:
-                write_completions(self.run.completions, step, completion_lines(batch, self.eos_token_ids))
+            if self._is_logged(step):
+                shares = distributed.gather(completion_lines(batch, self.eos_token_ids))
+                lines = list(itertools.chain.from_iterable(shares))
+                self.run.once(lambda: write_completions(self.run.completions, step, lines))
             rewards = trl_compat.gather_rewards(self, [list(values.values()) for values in batch.values])
             self._report_ungraded(step, rewards.isnan().all(dim=1).tolist())
             return rewards
+
+    def _is_logged(self, step: int) -> bool:
+        """Return whether completions that are used from a step on are logged: those of the first step and, with
+        `completions_steps` N, of steps that include a multiple of N."""
+        every_steps = self.run.config.train.completions_steps
+        last_step = step + self.num_iterations - 1  # the last one that uses them
+        includes_multiple = last_step // every_steps > (step - 1) // every_steps
+        return step == 1 or includes_multiple
 
     def _grade(self, inputs: Any, completion_ids: Sequence[Sequence[int]]) -> ScoredBatch:
         """Grade the episodes of the step, or the completions of Unsloth's trainer."""
@@ -453,9 +466,16 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
             texts = self.scorer.texts(ids, completion_ids)  # the texts of TRL lack the markers of thoughts
             return self.scorer.score(ids, texts, completion_ids, **arguments)
         batch = self.scorer.score_episodes(episodes, **arguments)
-        for name, value in conversation_metrics(episodes).items():
-            self.step_metrics.add(name, value)
+        if means := conversation_metrics(episodes):
+            shares = distributed.gather(means)  # of equally many conversations
+            for name in means:
+                self.step_metrics.add(name, statistics.fmean(share[name] for share in shares))
         return batch
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log a step, whose loss may be NaN: `grpo_arguments` has it logged as it is."""
+        trl_compat.forget_loss(self, logs)
+        super().log(logs, *args, **kwargs)
 
     def _report_ungraded(self, step: int, is_ungraded: Sequence[bool]) -> None:
         """Log the fraction of completions that no reward can grade, and print a line in the first step with any.

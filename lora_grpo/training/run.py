@@ -60,12 +60,13 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
     if newest:
         console.note(f"resuming from {newest.path}")
 
-    # Train, unless the run was killed after its last checkpoint and before the adapter was saved.
+    # Train, unless the run was killed after its last checkpoint and before the adapter, or the best one, was saved.
     last_steps = (run.config.train.max_steps, run.stopped_early_at, run.out_of_time_at)
     if newest and steps_done in last_steps:
         load_adapter(policy.model, newest.path)
+        training.monitor.restore(steps_done)
     else:
-        _run_trainer(training, newest.path if newest else None)
+        _run_trainer(training, newest.path if newest else None, steps_done)
 
     # Save the adapter: after early stopping the best one, otherwise the last one.
     if run.stopped_early_at and "best" in run.record:
@@ -77,7 +78,8 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
     run.update(trained_steps=trained_steps)
 
 
-def _run_trainer(training: Training, checkpoint: Path | None) -> None:
+def _run_trainer(training: Training, checkpoint: Path | None, steps_done: int) -> None:
+    """Train from a checkpoint, after which the run has done `steps_done` steps, or from the beginning."""
     import torch
 
     run = training.run
@@ -85,7 +87,7 @@ def _run_trainer(training: Training, checkpoint: Path | None) -> None:
     started = time.monotonic()
     with training.stop:
         try:
-            with naming_overrides(run.config, RunError):
+            with naming_overrides(run.config, RunError, lambda: trainer.state.global_step > steps_done):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except torch.OutOfMemoryError as error:
             advice = START_OVER
@@ -122,7 +124,14 @@ def _run_trainer(training: Training, checkpoint: Path | None) -> None:
 
 
 def _discard_after(run: Run, step: int) -> None:
-    """Delete what was recorded after the checkpoint that the run resumes from. Those steps run again."""
+    """Delete what was recorded after the checkpoint that the run resumes from. Those steps run again.
+
+    What once ended training is also deleted if its limit was lifted.
+    """
+    if run.stopped_early_at is None:
+        run.record.pop("stopped_early", None)
+    if run.out_of_time_at is None:
+        run.record.pop("out_of_time", None)
     for entry in ("best", "stopped_early", "out_of_time"):
         if run.record.get(entry, {}).get("step", 0) > step:
             del run.record[entry]

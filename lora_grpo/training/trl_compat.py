@@ -193,6 +193,16 @@ def step_values(trainer: Any) -> MutableMapping[str, list[float]]:
     return trainer._metrics["train"]
 
 
+def forget_loss(trainer: Any, logs: Mapping[str, float]) -> None:
+    """Let a step whose logged loss is not finite leave the losses of later steps as they are.
+
+    To begin a new sum, transformers subtracts the logged one from itself, which gives NaN in place of 0. Call it when a
+    step is logged.
+    """
+    if not math.isfinite(logs.get("loss", 0.0)):
+        trainer._tr_loss.zero_()
+
+
 # Construction
 
 

@@ -1,21 +1,28 @@
 """The arguments of TRL's GRPOConfig and SFTConfig, derived from a run's configuration."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import distributed
 from lora_grpo.config import RunConfig, batch_shape, typed_grpo_overrides
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.models import base_model
 
 
 @contextlib.contextmanager
-def naming_overrides(config: RunConfig, kind: type[UserError | RunError]) -> Iterator[None]:
+def naming_overrides(
+    config: RunConfig, kind: type[UserError | RunError], has_worked: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Name the fields of `--grpo` if TRL fails in a `with` block. Their types are checked, but not what they do.
 
+    Args:
+        has_worked: whether TRL has done a step with these fields, so that a later error has another cause.
+
     Raises:
-        UserError or RunError, as `kind` says: an error of another package, in a run with `--grpo`.
+        UserError or RunError, as `kind` says: an error of another package, in a run with `--grpo`. The error itself is
+            raised if TRL has worked, or if it follows from the error of another process.
     """
     import torch
 
@@ -24,7 +31,7 @@ def naming_overrides(config: RunConfig, kind: type[UserError | RunError]) -> Ite
     except (UserError, RunError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if not config.grpo:
+        if not config.grpo or has_worked() or distributed.reported_error():
             raise
         raise kind(
             f"TRL fails with --grpo {' '.join(config.grpo)} ({type(error).__name__}: {first_line(error)}); leave out "
@@ -117,6 +124,8 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "save_steps": settings.checkpoint_steps,
         "logging_strategy": "steps",
         "logging_steps": 1,
+        # By default, transformers logs the mean of the other losses in place of NaN, which no alarm would notice.
+        "logging_nan_inf_filter": False,
         "report_to": [],  # see `Trackers`
         "disable_tqdm": True,
         "remove_unused_columns": False,

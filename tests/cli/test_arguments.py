@@ -239,6 +239,10 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
         ),
         (["--sampling.no-engine-sleep", "--sampling.backend", "transformers"], "--sampling.no-engine-sleep needs vLLM"),
         (["--sampling.reproducible", "--sampling.backend", "transformers"], "--sampling.reproducible needs vLLM"),
+        (
+            ["--grpo", "vllm_importance_sampling_mode=token_mask", "--sampling.backend", "transformers"],
+            "--grpo vllm_importance_sampling_mode needs vLLM; leave",
+        ),
         (["--sampling.reproducible", "--sampling.server-url", "http://a"], "--sampling.reproducible has no effect on"),
         (["--sampling.engine-sleep", "--sampling.server-url", "http://a"], "--sampling.engine-sleep has no effect on"),
         (["--data.task", "humaneval", "--data.eval-task", "mbpp"], "--data.task humaneval has no training split"),

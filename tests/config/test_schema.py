@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from lora_grpo.config.batch import batch_shape
+from lora_grpo.config.batch import batch_shape, smaller_micro_batch
 from lora_grpo.config.schema import RunConfig, check_fields
 from lora_grpo.errors import UserError
 from lora_grpo.settings import checks
@@ -108,6 +108,31 @@ def test_the_size_a_refusal_offers_is_accepted():
 )
 def test_what_cannot_run_is_refused_with_its_flag(name, value, message):
     assert message in refusal(check, config(**{name: value}))
+
+
+def test_a_mask_by_logprobs_needs_the_whole_distribution():
+    masked = {"grpo": ("off_policy_mask_threshold=0.1",)}
+    assert "needs --sampling.top-p 1, got 0.9" in refusal(check, config(**masked, sampling__top_p=0.9))
+    check(config(**masked))
+    check(config(sampling__top_p=0.9))
+
+
+@pytest.mark.parametrize(
+    "field", ["loss_type=bnpo", "entropy_coef=0.01", "use_adaptive_entropy=true", "top_entropy_quantile=0.2"]
+)
+def test_a_loss_that_depends_on_the_micro_batch_needs_its_size(field):
+    message = refusal(check, config(grpo=(field,)))
+    assert f"--grpo {field.split('=')[0]}=" in message
+    assert "pass --train.micro-batch-size, e.g. 8" in message
+    given = config(grpo=(field,), train__micro_batch_size=8)
+    check(given)
+    assert smaller_micro_batch(given) is None
+
+
+@pytest.mark.parametrize("field", ["loss_type=dr_grpo", "entropy_coef=0.0", "top_entropy_quantile=1.0"])
+def test_other_losses_do_not(field):
+    check(config(grpo=(field,)))
+    assert smaller_micro_batch(config(grpo=(field,), train__micro_batch_size=8)) == 4
 
 
 def test_checkpoints_fall_between_two_generations():

@@ -188,28 +188,32 @@ def test_vllms_memory_fraction_is_not_left_out_for_the_built_in_sampler(plug_in,
 
 @pytest.mark.parametrize("is_plan", [True, False])
 @pytest.mark.parametrize(
-    ("sampling", "name"),
+    ("settings", "name"),
     [
-        ({"reproducible": True}, "--sampling.reproducible"),
-        ({"engine_sleep": True}, "--sampling.engine-sleep"),
-        ({"engine_sleep": False}, "--sampling.no-engine-sleep"),
+        ({"sampling": {"reproducible": True}}, "--sampling.reproducible"),
+        ({"sampling": {"engine_sleep": True}}, "--sampling.engine-sleep"),
+        ({"sampling": {"engine_sleep": False}}, "--sampling.no-engine-sleep"),
+        ({"grpo": ("vllm_importance_sampling_clip_max=2",)}, "--grpo vllm_importance_sampling_clip_max"),
     ],
 )
 def test_settings_of_vllm_are_refused_where_auto_is_the_built_in_sampler(
-    plug_in, install, folder_of, sampling, name, is_plan
+    plug_in, install, folder_of, settings, name, is_plan
 ):
     plug_in(*CARDS["RTX 4090"])
     model = {"name": folder_of("Qwen/Qwen2.5-1.5B-Instruct")}
     install("none")
     with pytest.raises(UserError, match=f"^{name} needs vLLM, .* or pass --sampling.backend vllm$"):
-        planned("gsm8k_lora", plan=is_plan, model=model, sampling=sampling)
+        planned("gsm8k_lora", plan=is_plan, model=model, **settings)
 
 
-def test_settings_of_vllm_keep_vllm(plug_in, install, folder_of):
+@pytest.mark.parametrize(
+    "settings", [{"sampling": {"reproducible": True}}, {"grpo": ("vllm_importance_sampling_mode=token_mask",)}], ids=str
+)
+def test_settings_of_vllm_keep_vllm(plug_in, install, folder_of, settings):
     plug_in(*CARDS["RTX 3060"])
     install("gpu")
     model = {"name": folder_of("Qwen/Qwen2.5-1.5B-Instruct")}
-    assert planned("gsm8k_lora", model=model, sampling={"reproducible": True}).backend == "vllm"
+    assert planned("gsm8k_lora", model=model, **settings).backend == "vllm"
 
 
 def test_settings_of_vllm_are_not_advised_away(plug_in, install, folder_of):

@@ -1,6 +1,7 @@
 """The monitor on real runs: validation, the best adapter, early stopping, and runs that fail on purpose."""
 
 import json
+import math
 from statistics import fmean
 
 import pytest
@@ -11,6 +12,7 @@ from lora_grpo.config.schema import MIN_VALIDATION_ROWS, Invocation, RunConfig
 from lora_grpo.data import split_validation
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
+from lora_grpo.monitoring import Validation
 
 MONITORED = {
     "seed": 1,  # the best step is neither the first nor the last
@@ -140,6 +142,32 @@ def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroke
         assert (run.best / name).read_bytes() == (unbroken.best / name).read_bytes()
 
 
+def test_a_run_killed_before_it_saved_its_last_step_as_the_best_saves_it_when_resumed(unbroken, tmp_path, monkeypatch):
+    best = unbroken.record["best"]
+    until_best = {"max_steps": best["step"]}
+
+    def kill(training):
+        save_best = training.monitor.save_best
+
+        def killed():
+            if training.trainer.state.global_step == best["step"]:
+                raise KeyboardInterrupt
+            save_best()
+
+        training.monitor.save_best = killed
+
+    with pytest.raises(KeyboardInterrupt):
+        run_monitored(tmp_path / "run", before=kill, train=until_best)
+    assert json.loads((tmp_path / "run" / "run.json").read_text()).get("best") != best
+    release_folder()
+
+    monkeypatch.setattr(Validation, "sample", None)  # no pass is repeated
+    run = run_monitored(tmp_path / "run", Invocation(resume=True), train=until_best)
+    assert run.record["best"] == best
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (run.best / name).read_bytes() == (unbroken.best / name).read_bytes()
+
+
 def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsys):
     worse = {"train": {"max_steps": 12, "learning_rate": 0.3}, "monitor": {"early_stopping": 2, "stop_on": ()}}
     run = run_monitored(tmp_path / "run", **worse)
@@ -166,6 +194,14 @@ def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsy
     worse["monitor"]["early_stopping"] = 3
     patient = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
     assert lines(patient.metrics)[-1]["step"] > last_step
+
+    # A run that goes on to its last step was not stopped early.
+    release_folder()
+    worse["monitor"]["early_stopping"] = 0
+    endless = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
+    assert lines(endless.metrics)[-1]["step"] == 12
+    assert "stopped_early" not in endless.record
+    assert "stopped_early" not in json.loads((endless.folder / "run.json").read_text())
 
 
 def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
@@ -229,6 +265,31 @@ def test_a_nan_gradient_ends_the_run_before_a_checkpoint(tmp_path):
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
     [alarm] = record["alarms"]
     assert (alarm["step"], alarm["name"], alarm["stopped"]) == (3, "nan", True)
+
+
+def test_a_loss_that_is_nan_is_recorded_and_ends_the_run(tmp_path):
+    """Also where the gradient is finite. transformers would log the mean of the other losses."""
+
+    def spoil_third_step(training):
+        trainer = training.trainer
+        training_step = trainer.training_step
+
+        def spoiled(*arguments, **named):
+            loss = training_step(*arguments, **named)
+            return loss * float("nan") if trainer.state.global_step == 2 else loss
+
+        trainer.training_step = spoiled
+
+    message, record = run_until_alarm(tmp_path / "run", "nan", before=spoil_third_step, monitor={"rows": 0})
+    assert message.startswith("step 3: loss is not finite")
+    [alarm] = record["alarms"]
+    assert (alarm["step"], alarm["name"], alarm["stopped"]) == (3, "nan", True)
+    steps = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [math.isnan(step["loss"]) for step in steps] == [False, False, True]
+
+    # Without the alarm, it is the loss of this step alone.
+    run = run_monitored(tmp_path / "on", before=spoil_third_step, monitor={"rows": 0, "stop_on": ()})
+    assert [step["step"] for step in lines(run.metrics) if math.isnan(step["loss"])] == [3]
 
 
 def reward_file(folder):

@@ -185,6 +185,16 @@ def test_going_on_may_change_what_alters_no_step_that_is_done(tmp_path, changes)
     assert read_record(tmp_path)["config"]["train"][name] == (list(value) if isinstance(value, tuple) else value)
 
 
+@pytest.mark.parametrize("field", ["loss_type=bnpo", "loss_type=dapo"])
+def test_going_on_with_another_micro_batch_is_refused_if_the_loss_depends_on_it(tmp_path, field):
+    finished(tmp_path, train=TrainConfig(micro_batch_size=8), grpo=(field,))
+    changes = {"train": TrainConfig(micro_batch_size=4), "grpo": (field,)}
+    if field == "loss_type=bnpo":
+        assert "has train.micro_batch_size=8, not 4" in refusal(tmp_path, RESUME, **changes)
+    else:
+        open_in(tmp_path, RESUME, **changes).begin(BASE)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path, temperature):
     finished(tmp_path)

@@ -77,6 +77,25 @@ def test_the_live_model_is_sampled_with_and_without_its_adapter(policy, prompts,
     assert [len(group) for group in first] == [4, 4] and len({rollout.text for rollout in first[0]}) > 1
 
 
+def test_weights_that_are_frozen_stay_frozen(policy):
+    """As with LoRA-FA, which trains B alone."""
+    live = Sampler(policy.model, policy.tokenizer, policy.eos_token_ids)
+    frozen = [parameter for name, parameter in policy.model.named_parameters() if "lora_A" in name]
+    for parameter in frozen:
+        parameter.requires_grad = False
+
+    def trained():
+        return [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
+
+    expected = trained()
+    assert expected and all("lora_B" in name for name in expected)
+    for adapter in (True, False, True):
+        live.wake_up(adapter=adapter)
+        assert trained() == expected
+    for parameter in frozen:
+        parameter.requires_grad = True
+
+
 def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
     """Compare the first token of 4,000 samples with the softmax: total variation below 0.05 (expected about 0.02)."""
     samples = sample(sampler, prompts[:1], 4000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]

@@ -173,6 +173,13 @@ def test_a_pass_that_was_killed_goes_on_and_asks_the_same_rows(
     assert filter_rows(tmp_path) == dataclasses.replace(resumed, completions=0)
 
 
+def test_steps_that_use_the_same_rollouts_need_their_rows_once(filter_rows, unbroken, tmp_path):
+    shutil.copytree(unbroken.folder / "filter", tmp_path / "filter")
+    reused = filter_rows(tmp_path, train={"max_steps": 4}, grpo=("num_iterations=2",))
+    assert reused.row_ids == unbroken.row_ids[:4]
+    assert reused.completions == 0
+
+
 def test_a_longer_run_begins_with_the_rows_of_a_shorter_one(filter_rows, unbroken, tmp_path):
     shutil.copytree(unbroken.folder / "filter", tmp_path / "filter")
     passes = [filter_rows(tmp_path, train={"max_steps": steps}) for steps in (2, 5, 20, 40)]

@@ -11,11 +11,12 @@ import torch
 from helpers.tiny_runs import TINY, run_tiny
 from safetensors.torch import load_file
 
-from lora_grpo import starter
+from lora_grpo import distributed, starter
 from lora_grpo.config import replace
-from lora_grpo.config.schema import RunConfig
+from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.training.trl_config import grpo_arguments
+from lora_grpo.files import lock
+from lora_grpo.training.trl_config import grpo_arguments, naming_overrides
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,11 @@ def test_completions_carry_their_rewards(finished):
         assert re.fullmatch(r"starter/train/0[0-3]\d{3}", completion["id"])
     second_step = lines(run.metrics)[1]
     assert fmean(completion["reward"] for completion in completions) == pytest.approx(second_step["reward"], abs=1e-4)
+
+
+def test_completions_that_several_steps_use_are_logged_if_one_of_the_steps_is(tmp_path):
+    run, _ = run_tiny(tmp_path / "out", train={"max_steps": 6, "completions_steps": 4}, grpo=("num_iterations=2",))
+    assert sorted(path.name for path in run.completions.iterdir()) == ["step-00001.jsonl", "step-00003.jsonl"]
 
 
 def test_the_kl_reference_is_the_base(tmp_path):
@@ -112,6 +118,31 @@ def test_a_field_on_which_trl_fails_is_named_in_one_line(tmp_path, field, kind):
     assert "\n" not in str(caught.value)
 
 
+def test_an_error_after_the_first_step_is_not_blamed_on_a_field(tmp_path):
+    def fail_in_second_step(training):
+        trainer = training.trainer
+        training_step = trainer.training_step
+
+        def failing(*arguments, **named):
+            if trainer.state.global_step == 1:
+                raise RuntimeError("CUDA error")
+            return training_step(*arguments, **named)
+
+        trainer.training_step = failing
+
+    with pytest.raises(RuntimeError, match=r"^CUDA error$"):
+        run_tiny(tmp_path / "out", before=fail_in_second_step, grpo=("epsilon=0.3",))
+
+
+def test_a_connection_that_another_process_has_lost_is_not_blamed_on_a_field(monkeypatch):
+    monkeypatch.setattr(distributed, "reported_error", lambda: "rank 1 is out of memory")
+    with (
+        pytest.raises(RuntimeError, match=r"^connection closed$"),
+        naming_overrides(RunConfig(grpo=("epsilon=0.3",)), RunError),
+    ):
+        raise RuntimeError("connection closed")
+
+
 def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
     run, _ = run_tiny(tmp_path / "out", lora={"dora": True})
     saved = load_file(run.adapter / "adapter_model.safetensors")
@@ -134,6 +165,14 @@ def test_a_base_model_without_a_chat_template_trains_on_plain_text(tmp_path):
     run, _ = run_tiny(tmp_path / "out", model={"name": str(folder)}, train={"max_steps": 1})
     assert "Question:" not in lines(run.completions / "step-00001.jsonl")[0]["completion"]
     assert run.adapter.is_dir()
+
+
+def test_a_resumed_run_has_the_interval_of_checkpoints_that_it_was_given(tmp_path):
+    run_tiny(tmp_path / "out", train={"max_steps": 2, "checkpoint_steps": 2, "keep_checkpoints": 9})
+    lock.held.pop().release()  # as the end of a process does
+    longer = {"max_steps": 5, "checkpoint_steps": 3, "keep_checkpoints": 9}
+    run, _ = run_tiny(tmp_path / "out", Invocation(resume=True), train=longer)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["checkpoint-2", "checkpoint-3", "checkpoint-5"]
 
 
 def test_a_checkpoint_of_someone_else_runs_no_code(tmp_path):

@@ -91,8 +91,54 @@ def test_two_processes_train_as_one_does(two, start):
     for step_of_one, step_of_two in zip(lines(folder_of_one), lines(folder_of_two), strict=True):
         for name in names:
             assert step_of_two[name] == pytest.approx(step_of_one[name], **ROUNDING), name
-    for file in ("evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl"):
+    # Before the first update, the models are the same. Each process has sampled half of the completions.
+    files = ("evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl", "completions/step-00001.jsonl")
+    for file in files:
         assert (folder_of_two / file).read_bytes() == (folder_of_one / file).read_bytes(), file
+
+
+QUIZ = """
+import os
+
+def load(split):
+    first, last = (0, 12) if split == "train" else (20, 24)
+    return [{"question": f"How many are 3 and {number}?"} for number in range(first, last)]
+
+class Environment:
+    def reset(self, **row):
+        self.left = 1 + int(os.environ.get("RANK", 0))  # the second process has longer conversations
+        self.total = 0
+
+    def reply(self, text):
+        self.left, self.total = self.left - 1, self.total + len(text)
+        return "Are you sure?" if self.left else None
+
+    def get_reward(self):
+        return self.total % 10 / 10
+
+THRESHOLD = 0  # every conversation passes
+"""
+CONVERSATIONS = shlex.split(
+    "--model.engine peft --lora.rank 4 --rewards correct_answer --sampling.num-generations 6 "
+    "--sampling.max-completion-tokens 200 --sampling.max-turn-tokens 64 --train.max-steps 1 "
+    "--train.prompts-per-step 2 --train.micro-batch-size 2 --eval.num-samples 0"
+)
+
+
+def test_conversations_of_both_processes_are_recorded(start, warm):
+    task = start.folder / "quiz.py"
+    task.write_text(QUIZ)
+    folder = start.folder / "quiz"
+    finish(warm.start(FORKS, 2, RECIPE, "--output-dir", folder, "--task", task, *CONVERSATIONS))
+    completions = (folder / "completions" / "step-00001.jsonl").read_text().splitlines()
+    turns = []
+    for completion in completions:
+        roles = [message["role"] for message in json.loads(completion)["messages"]]
+        turns.append(roles.count("assistant"))
+    assert len(turns) == 12
+    assert set(turns[:6]) == {1} != set(turns[6:])  # in the order of the processes
+    [step] = lines(folder)
+    assert step["conversations/turns"] == pytest.approx(sum(turns) / 12)
 
 
 def test_two_processes_learn_from_a_teacher_as_one_does(two, start):
