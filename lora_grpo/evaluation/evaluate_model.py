@@ -68,6 +68,8 @@ class Evaluations:
             report = task.report
             if not self.joint:
                 report.show()
+            elif report.left_out:
+                console.note(f"{report.protocol.task}: {report.left_out}")
             if report.evaluated.tasks < report.protocol.rows:
                 console.note(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples")
             console.result(f"results   {task.folder / RESULTS}\nreport    {task.folder / 'report.md'}")
