@@ -53,6 +53,14 @@ def test_an_evaluation_question_is_not_trained_on(configure, capsys):
     assert capsys.readouterr().err == "dropped 2 training rows whose questions are in the evaluation set\n"
 
 
+def test_no_question_of_the_evaluation_set_is_trained_on_if_only_some_are_evaluated(configure, capsys):
+    rows = [row(name) for name in "abcdef"]
+    data = load_data(configure(rows, [row(name) for name in "abcdx"], eval_limit=1))
+    assert questions(data.train) == ["e", "f"]
+    assert len(data.eval) == 1
+    assert "dropped 4 training rows" in capsys.readouterr().err
+
+
 def test_an_evaluation_set_with_all_training_questions_is_refused(configure):
     rows = [row("a"), row("b"), row("c"), row("d")]
     for evaluation, limit in ((rows, None), (rows, 1), ([*rows, row("e")], 2)):
