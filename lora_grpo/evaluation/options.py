@@ -141,11 +141,11 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     task = _choose_task(options, config if run else None)
     seed = config.seed if options.seed is None else options.seed
 
-    # On the rows that the run was evaluated on, so are its other settings of data, temperature and nucleus probability.
-    has_task_of_run = run is not None and same_task(config.data.evaluation_task, task)
-    has_rows_of_run = has_task_of_run and options.data in (None, config.data.eval)
-    if has_rows_of_run:
+    # On the task that the run was evaluated on, so are its other settings of data, temperature and nucleus probability.
+    if run is not None and same_task(config.data.evaluation_task, task):
         default_data = _data_of_run(options, config.data, task)
+        if options.data not in (None, config.data.eval):  # other rows have columns and a number of their own
+            default_data = dataclasses.replace(default_data, columns=(), eval_limit=None)
         default_decoding = config.eval
         train_seed = config.seed
     else:

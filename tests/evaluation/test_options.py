@@ -57,6 +57,23 @@ def test_the_settings_of_a_run_are_the_defaults():
     assert (temperature, num_samples) == (0.0, 1)  # one sample is greedy
 
 
+def test_other_rows_of_the_task_are_asked_as_in_training():
+    changes = {"seed": 3, "eval": {"temperature": 0.5, "top_p": 0.9}}
+    data = TRAINED["data"] | {"few_shot": 4, "train_limit": 50, "eval_limit": 20, "prompt_style": "hashes"}
+    run = {"config": replace(RunConfig(), changes | {"data": data}).to_dict()}
+    chosen = choose_settings(EvaluateOptions("x", task="gsm8k", data="c.csv", k=(1, 2)), run)
+    for name in ("train", "few_shot", "train_limit", "prompt_style"):
+        assert getattr(chosen.data, name) == data[name]
+    assert (chosen.data.eval, chosen.data.columns, chosen.data.eval_limit) == ("c.csv", (), None)
+    assert (chosen.sampling.temperature, chosen.sampling.top_p) == (0.5, 0.9)
+    assert (chosen.train_seed, chosen.limit) == (3, None)
+    assert choose_settings(EvaluateOptions("x", task="gsm8k", data="c.csv", limit=40), run).limit == 40
+
+    of_another_task = choose_settings(EvaluateOptions("x", task="starter", k=(1, 2)), run)
+    assert (of_another_task.data.few_shot, of_another_task.data.train) == (0, None)
+    assert of_another_task.sampling.temperature == 1.0
+
+
 def test_fewer_rows_than_the_run_evaluated_on_are_a_quick_look():
     def limit(requested, usual):
         config = replace(RunConfig(), {"data": {"task": "gsm8k", "eval_limit": usual}}).to_dict()
