@@ -140,6 +140,11 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
 
     # Few-shot examples are not trained on.
     example_rows = train[: data.few_shot]
+    if len(example_rows) < data.few_shot:
+        raise UserError(
+            f"few-shot is {data.few_shot} and {len(example_rows)} training rows are left as worked examples; lower it, "
+            f"or add rows with {source_of_rows(data.task)}"
+        )
     train = train[data.few_shot :]
     examples = _examples(example_rows, data)
     prompted_train = _with_prompts(train, data.task, data.prompt_style, examples)
