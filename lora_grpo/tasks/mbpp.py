@@ -1,7 +1,7 @@
 """MBPP and MBPP+: short Python problems, each with a sentence and asserts, or a file in the same format.
 
 The task ids define the splits: 601 to 974 for training and 11 to 510 for evaluation. A file is split the same way if it
-has ids from both ranges and none outside 1 to 974. Otherwise, all rows of the file are used for either split. MBPP+ is
+is the whole dataset, with the ids from 1 to 974. All rows of any other file are used for either split. MBPP+ is
 evaluated on all of its rows, as in EvalPlus; those from 601 are for training.
 
 Source: Austin et al. 2021 (arXiv:2108.07732), https://github.com/google-research/google-research/tree/master/mbpp, and
@@ -43,10 +43,7 @@ class MBPP(ProgramTask):
         if sources.is_on_hub(source):
             return self._read(source, split, columns)
         rows = self.load_all_splits(source, columns)
-        ids = {_number(row) for row in rows}
-        lacks_a_split = any(ids.isdisjoint(split_ids) for split_ids in _SPLIT_IDS.values())
-        is_whole_dataset = ids.issubset(_ALL_IDS) and not lacks_a_split
-        if not is_whole_dataset:
+        if {_number(row) for row in rows} != set(_ALL_IDS):
             return rows
         return [row for row in rows if _number(row) in _SPLIT_IDS[split]]
 
