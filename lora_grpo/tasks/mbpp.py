@@ -155,13 +155,14 @@ def _plus_row(record: sources.Record) -> Row:
         program = sources.check_python(code, "code", record.where).body
         tests = sources.check_python(shown_assert, "test_list", record.where)
         entry_point = _entry_point(program, tests, record.where)
-    return {
+    row: Row = {
         "id": f"mbpp/{number}",
         "question": _QUESTION.format(text=text.strip(), tests=shown_assert),
         "answer": code,
         "entry_point": entry_point,
         **plus_columns(record, code, entry_point, lambda call: _typed_arguments(number, call)),
     }
+    return with_loaded_columns(row, record.columns, record.where)
 
 
 # A release of EvalPlus is JSON, which has no tuples, sets and complex numbers. These are the types of the arguments of
