@@ -37,6 +37,7 @@ class Instructions(Task):
 
     COLUMNS = ("prompt", "instruction_id_list", "kwargs")
     has_gold = False
+    has_own_prompts = True
 
     name: str
 

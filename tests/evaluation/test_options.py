@@ -57,6 +57,14 @@ def test_the_settings_of_a_run_are_the_defaults():
     assert (temperature, num_samples) == (0.0, 1)  # one sample is greedy
 
 
+def test_a_flag_without_effect_is_refused():
+    with pytest.raises(UserError, match=r"--top-p has no effect on greedy samples"):
+        choose_settings(EvaluateOptions("x", task="gsm8k", top_p=0.9), None)
+    assert choose_settings(EvaluateOptions("x", task="gsm8k", top_p=0.9, temperature=1.0), None).sampling.top_p == 0.9
+    with pytest.raises(UserError, match=r"--style has no effect on the prompts of code-with-feedback"):
+        choose_settings(EvaluateOptions("x", task="code-with-feedback", style="xml"), None)
+
+
 def test_other_rows_of_the_task_are_asked_as_in_training():
     changes = {"seed": 3, "eval": {"temperature": 0.5, "top_p": 0.9}}
     data = TRAINED["data"] | {"few_shot": 4, "train_limit": 50, "eval_limit": 20, "prompt_style": "hashes"}
