@@ -22,6 +22,8 @@ from lora_grpo.files import json_files
 from lora_grpo.grading import Row
 from lora_grpo.tasks.columns import REWARD_ARGUMENTS
 
+_FLAGS = {"train": "--data.train", "eval": "--data.eval (not for a task of --eval.also)"}
+"""The flags with the rows of a split, for errors. The tasks of --eval.also have the rows of their own datasets."""
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
 
 
@@ -55,7 +57,7 @@ def is_on_hub(source: str) -> bool:
 def read_rows(source: str | None, split: str) -> list[Row]:
     """Return the rows of `--data.train` or `--data.eval` for the `load(split, source)` of a task file; see `read`."""
     if source is None:
-        flag = {"train": " with --data.train", "eval": " with --data.eval"}.get(split, "")
+        flag = f" with {_FLAGS[split]}" if split in _FLAGS else ""
         raise UserError(f"no {split} rows are given; pass a file or a Hub dataset{flag}")
     return [record.columns for record in read(source, split)]
 
@@ -165,7 +167,7 @@ def _read_parquet(path: Path) -> list[Record]:
 def _read_hub(source: str, split: str, hub_config: str | None) -> list[Record]:
     dataset_and_config, _, named_split = source.partition("@")
     dataset, _, config = dataset_and_config.partition(":")
-    flag = "--data.train" if split == "train" else "--data.eval (not for a task of --eval.also)"
+    flag = _FLAGS.get(split, _FLAGS["eval"])
     if named_split:
         hub_split = named_split
     elif split == "eval":

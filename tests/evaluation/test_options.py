@@ -7,6 +7,7 @@ from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import load_evaluation_rows
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
+from lora_grpo.flags import convert, read_flags
 
 TRAINED = {"data": {"task": "gsm8k", "train": "a.csv", "eval": "b.csv", "columns": ["question=problem"]}}
 
@@ -17,6 +18,26 @@ def columns(*names, run=None, **options):
         EvaluateOptions("x", task="gsm8k", columns=names, **options), config and {"config": config}
     )
     return tuple(settings.data.columns)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x", "--data.train", ""], "--data.train is empty; "),
+        (["x", "--data.eval="], "--data is empty; "),
+        ([""], "RUN|ADAPTER|MODEL|GGUF|SAMPLES is empty; "),
+        (["x", "--limit", "0"], "--limit is '0'; "),
+    ],
+)
+def test_a_message_names_the_flag(arguments, message):
+    with pytest.raises(UserError) as error:
+        read_flags(EvaluateOptions, arguments, None)
+    assert str(error.value).startswith(message)
+
+
+def test_a_value_of_python_code_is_refused_with_its_flag():
+    with pytest.raises(UserError, match=r"^--data\.columns is 5; "):
+        convert(EvaluateOptions, {"source": "x", "columns": 5})
 
 
 def test_the_columns_of_a_run_apply_to_its_own_data():

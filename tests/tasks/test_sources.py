@@ -259,7 +259,7 @@ def test_a_task_file_that_reads_rows_asks_for_a_file(tmp_path):
     task = get_task(str(tmp_path / "own.py"))
     with pytest.raises(UserError, match=r"^no train rows are given; pass .* with --data\.train$"):
         task.load("train")
-    with pytest.raises(UserError, match=r"^no eval rows are given; pass a file or a Hub dataset with --data\.eval$"):
+    with pytest.raises(UserError, match=r"^no eval rows .* with --data\.eval \(not for a task of --eval\.also\)$"):
         task.load("eval")
 
 
