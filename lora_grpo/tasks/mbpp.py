@@ -1,7 +1,7 @@
 """MBPP and MBPP+: short Python problems, each with a sentence and asserts, or a file in the same format.
 
 The task ids define the splits: 601 to 974 for training and 11 to 510 for evaluation. A file is split the same way if it
-is the whole dataset, with the ids from 1 to 974. All rows of any other file are used for either split. MBPP+ is
+has ids from both ranges and none outside 1 to 974. Otherwise, all rows of the file are used for either split. MBPP+ is
 evaluated on all of its rows, as in EvalPlus; those from 601 are for training.
 
 Source: Austin et al. 2021 (arXiv:2108.07732), https://github.com/google-research/google-research/tree/master/mbpp, and
@@ -13,7 +13,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import console, sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row, bound_names
 from lora_grpo.tasks import sources
@@ -43,9 +43,17 @@ class MBPP(ProgramTask):
         if sources.is_on_hub(source):
             return self._read(source, split, columns)
         rows = self.load_all_splits(source, columns)
-        if {_number(row) for row in rows} != set(_ALL_IDS):
+        ids = {_number(row) for row in rows}
+        lacks_a_split = any(ids.isdisjoint(split_ids) for split_ids in _SPLIT_IDS.values())
+        if lacks_a_split or not ids.issubset(_ALL_IDS):
             return rows
-        return [row for row in rows if _number(row) in _SPLIT_IDS[split]]
+        wanted = _SPLIT_IDS[split]
+        of_split = [row for row in rows if _number(row) in wanted]
+        console.note(
+            f"{source}: used {len(of_split)} of {len(rows)} rows for {split}, those with MBPP's task ids "
+            f"{wanted[0]} to {wanted[-1]}; give other ids to rows of your own"
+        )
+        return of_split
 
     def load_all_splits(self, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
         """Return the rows of all splits of MBPP, or of a file."""
