@@ -87,7 +87,7 @@ def read_given(
     for name, value in vars(values_by_name).items():
         *sections, key = name.split(".")
         if value == "" and key != "system":  # of an unset variable of the shell; a system prompt may be empty
-            raise UserError(f"{flag(name)} is empty; pass a value, or leave it out")
+            raise UserError(f"{_shown_name(kind, name)} is empty; pass a value, or leave it out")
         values = given
         for section in sections:
             values = values.setdefault(section, {})
@@ -127,12 +127,32 @@ def convert(kind: type[Flags], values: Any) -> Flags:
     expected = expected.replace("a valid tuple", "a list").partition(", unable to parse")[0]
     expected = re.sub("^expected (?=greater|less)", "expected a value ", expected)
     name = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
-    raise UserError(f"{flag(name)} is {error['input']!r}; {expected}")
+    raise UserError(f"{_shown_name(kind, name)} is {error['input']!r}; {expected}")
 
 
 def flag(name: str) -> str:
     """Return the command-line flag of a dotted field name."""
     return "--" + name.replace("_", "-")
+
+
+def _shown_name(kind: type, name: str) -> str:
+    """Return how the command line calls a dotted field of a dataclass: by a flag, or the name of an argument."""
+    return next(iter(_names_of(kind, name)), flag(name))
+
+
+def _names_of(kind: type, name: str) -> tuple[str, ...]:
+    """Return the names in the `Flag` of a dotted field of a dataclass; () without one."""
+    first, _, rest = name.partition(".")
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        if field.name.rstrip("_") != first:
+            continue
+        for part in _parts(hints[field.name]):
+            if isinstance(part, Flag):
+                return part.names
+            if rest and isinstance(part, type) and dataclasses.is_dataclass(part):
+                return _names_of(part, rest)
+    return ()
 
 
 def _add_flags(

@@ -122,13 +122,14 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
             "rows for one of them"
         )
 
-    evaluation = sources.sample(evaluation, data.eval_limit, seed)
+    # All evaluation rows count, also those that the limit leaves out: the adapter may be evaluated on them later.
     train = sources.sample(train, data.train_limit, train_seed or 0)
     disjoint_train = without_problems_of(evaluation, train, data)
     num_dropped = len(train) - len(disjoint_train)
     if num_dropped:
         console.note(f"dropped {num_dropped} training rows whose questions are in the evaluation set")
     train = disjoint_train
+    evaluation = sources.sample(evaluation, data.eval_limit, seed)
 
     if data.task in _CHECKED_TASKS:
         train = solvable(train)
@@ -139,6 +140,11 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
 
     # Few-shot examples are not trained on.
     example_rows = train[: data.few_shot]
+    if len(example_rows) < data.few_shot:
+        raise UserError(
+            f"few-shot is {data.few_shot} and {len(example_rows)} training rows are left as worked examples; lower it, "
+            f"or add rows with {source_of_rows(data.task)}"
+        )
     train = train[data.few_shot :]
     examples = _examples(example_rows, data)
     prompted_train = _with_prompts(train, data.task, data.prompt_style, examples)

@@ -35,7 +35,7 @@ from lora_grpo.evaluation.comparison import Comparison
 from lora_grpo.evaluation.evaluate_model import Evaluations, TaskEvaluation, evaluate_and_report, evaluate_tasks
 from lora_grpo.evaluation.gain import FORMAT_NOTE
 from lora_grpo.evaluation.joint import Joint, read_also
-from lora_grpo.evaluation.measurement import UNPARSED
+from lora_grpo.evaluation.measurement import UNPARSED, PassCount
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
 from lora_grpo.evaluation.report import Report, read_report, read_reports

@@ -23,6 +23,7 @@ from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelFlags, ModelSpec, resolve, run_of
 from lora_grpo.prompts import template_variables
 from lora_grpo.sampling import GgufModel, build, read_gguf
+from lora_grpo.tasks import CODE_TASKS
 
 Target = ModelSamples | SampleFile
 """What is evaluated or compared with."""
@@ -68,6 +69,8 @@ class Evaluations:
             report = task.report
             if not self.joint:
                 report.show()
+            elif report.left_out:
+                console.note(f"{report.protocol.task}: {report.left_out}")
             if report.evaluated.tasks < report.protocol.rows:
                 console.note(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples")
             console.result(f"results   {task.folder / RESULTS}\nreport    {task.folder / 'report.md'}")
@@ -205,6 +208,8 @@ def _targets(options: EvaluateOptions, loader: Loader) -> list[Target]:
 
     # All targets have the same settings and rows. The run of the first model has the defaults.
     settings = choose_settings(options, models[0].run if models else None)
+    if options.style and not models and settings.task in CODE_TASKS:
+        raise UserError(f"--style does not apply to programs in {options.target}; leave it out")
     if models:
         start_sandbox(settings.data, options.sandbox)
         data = load_evaluation_rows(settings.data, settings.seed, settings.train_seed)

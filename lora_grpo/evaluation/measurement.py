@@ -5,6 +5,8 @@ A problem is one row of a task. It has one greedy sample, several others, or bot
     pass@k     = mean over problems of the estimate in `pass_at_k`, from the samples that are not greedy
     greedy     = fraction of problems whose greedy sample passes
     mean score = mean over problems of the mean `score`, for tasks that give partial credit
+
+Samples whose agent failed are left out first; see `without_failed`.
 """
 
 import statistics
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.results import GREEDY, RULES, Result, is_greedy
+from lora_grpo.evaluation.results import GREEDY, RULES, Result, has_failed, is_greedy
 from lora_grpo.evaluation.schema import Bounds, Schema
 
 UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code", "unfinished_thought")
@@ -53,6 +55,8 @@ class Measurement(Schema):
     tasks: int
     """Number of problems with samples."""
     samples: int
+    failed: int = 0
+    """Number of samples that are left out because their agent failed."""
     sample_stats: dict[str, dict[str, float]]
     """Counts of the `greedy` samples and of the `sampled` ones, if there are any; see `_statistics`."""
     usual_answer: str | None = None
@@ -89,14 +93,39 @@ class PassCount(NamedTuple):
         return self.passed / self.samples
 
 
+def without_failed(sides: Sequence[Sequence[Result]], ks: Sequence[int]) -> list[list[Result]]:
+    """Return the results of one model, or of two, without the samples whose agent failed.
+
+    If a problem then has too few samples for the largest k, it is left out, of both models, because comparisons are
+    paired. Its greedy sample and the others are apart in this, too.
+    """
+    left_out = set()
+    for results in sides:
+        remaining = Counter(_problem_and_kind(result) for result in results if not has_failed(result))
+        for problem, greedy in map(_problem_and_kind, filter(has_failed, results)):
+            needed = 1 if greedy else max(ks, default=1)
+            if remaining[problem, greedy] < needed:
+                left_out.add((problem, greedy))
+    return [
+        [result for result in results if not has_failed(result) and _problem_and_kind(result) not in left_out]
+        for results in sides
+    ]
+
+
+def _problem_and_kind(result: Result) -> tuple[str, bool]:
+    """Return the id of a sample's problem, and whether the sample is greedy."""
+    return str(result["task_id"]), is_greedy(result)
+
+
 def measure(
-    label: str, results: Sequence[Result], source: Mapping[str, Any], ks: Sequence[int], seed: int
+    label: str, results: Sequence[Result], source: Mapping[str, Any], ks: Sequence[int], seed: int, failed: int = 0
 ) -> Measurement:
     """Return the metrics of one model's graded samples.
 
     Args:
         ks: the k of the scores. The curve has more.
         seed: of the bootstrap intervals.
+        failed: number of samples that are left out because their agent failed.
     """
     metric_by_name = metrics(results, ks, seed)
     results_by_kind: dict[str, list[Result]] = {}
@@ -110,6 +139,7 @@ def measure(
         curve=_curve(results, ks, seed),
         tasks=_num_problems(results),
         samples=len(results),
+        failed=failed,
         sample_stats={kind: _statistics(results_by_kind[kind]) for kind in sorted(results_by_kind, reverse=True)},
         usual_answer=_usual_answer(results),
         source=dict(source),

@@ -18,6 +18,7 @@ from lora_grpo.evaluation.protocol import Protocol, make_protocol
 from lora_grpo.evaluation.report import Graded
 from lora_grpo.evaluation.results import Request, problem_id
 from lora_grpo.evaluation.sample_rows import finished_samples, sample_and_grade
+from lora_grpo.evaluation.shares import drop_failed
 from lora_grpo.grading import Row
 from lora_grpo.models import BASE, ModelSpec
 from lora_grpo.prompts import chat, template_variables
@@ -86,9 +87,10 @@ class ModelSamples:
         return request | self.model.identity
 
     def grade(self, path: Path) -> Graded:
-        """Sample and grade the results that a file does not have yet, and append them to it."""
+        """Sample and grade the results that a file does not have yet, and those whose agent failed."""
         settings = self.settings
         rows = self.data.eval
+        drop_failed(path)
         environment = result_files.environment_of(path)
         results = finished_samples(path, rows, settings.sampling)
         if environment is None or results is None:

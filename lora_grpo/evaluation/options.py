@@ -141,11 +141,11 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     task = _choose_task(options, config if run else None)
     seed = config.seed if options.seed is None else options.seed
 
-    # On the rows that the run was evaluated on, so are its other settings of data, temperature and nucleus probability.
-    has_task_of_run = run is not None and same_task(config.data.evaluation_task, task)
-    has_rows_of_run = has_task_of_run and options.data in (None, config.data.eval)
-    if has_rows_of_run:
+    # On the task that the run was evaluated on, so are its other settings of data, temperature and nucleus probability.
+    if run is not None and same_task(config.data.evaluation_task, task):
         default_data = _data_of_run(options, config.data, task)
+        if options.data not in (None, config.data.eval):  # other rows have columns and a number of their own
+            default_data = dataclasses.replace(default_data, columns=(), eval_limit=None)
         default_decoding = config.eval
         train_seed = config.seed
     else:
@@ -198,6 +198,8 @@ def _choose_data(options: EvaluateOptions, default: DataConfig) -> DataConfig:
         "few_shot": options.few_shot,
     }
     data = dataclasses.replace(default, **{name: value for name, value in flags.items() if value is not None})
+    if options.style and get_task(data.evaluation_task).has_own_prompts:
+        raise UserError(f"--style has no effect on the prompts of {data.evaluation_task}; leave it out")
     if options.train and not data.few_shot:
         raise UserError("--data.train has only the rows of worked examples; pass --few-shot too, or leave it out")
     columns_of(data, "eval")
@@ -219,6 +221,8 @@ def _choose_sampling(
         temperature = default_decoding.temperature if num_samples > 1 else 0.0
     if num_samples > 1 and not temperature:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
+    if options.top_p is not None and not temperature:
+        raise UserError("--top-p has no effect on greedy samples; pass --temperature or --num-samples, or leave it out")
     top_p = 1.0
     if temperature:
         top_p = options.top_p or default_decoding.top_p

@@ -20,6 +20,8 @@ from lora_grpo.errors import UserError
 _ALPHA = 0.05
 _Z = NormalDist().inv_cdf(1 - _ALPHA / 2)
 _POWER = 0.8
+_FEW_CHANGES = 5
+"""Number of changed problems below which a bootstrap of the changes is too narrow."""
 
 
 class Interval(NamedTuple):
@@ -57,7 +59,7 @@ def estimate_pass_at_k(
     return values, bootstrap_interval(values, seed=seed)
 
 
-def wilson_interval(num_correct: int, num_trials: int) -> Interval:
+def wilson_interval(num_correct: float, num_trials: int) -> Interval:
     """Return the score interval of a pass rate. It is always within 0..1 and wider than zero.
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
@@ -88,8 +90,28 @@ def bootstrap_interval(values_by_problem: ArrayLike, num_resamples: int = 10_000
 
 
 def difference_interval(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Return the bootstrap interval of the mean change, after minus before. See `bootstrap_interval`."""
-    return _bootstrap_mean(_changes(before, after), (-1.0, 1.0), num_resamples, seed)
+    """Return the interval of the mean change, after minus before: a bootstrap, see `bootstrap_interval`.
+
+    With fewer than 5 changed problems, resampling would rule out what the sample does not have, such as any loss after
+    a single gain. The interval then combines those of the mean gain and of the mean loss. Both are Wilson's, which also
+    hold for values between 0 and 1: no values with the same mean have a larger variance than 0 and 1. If no problem
+    changed, this equals the rule for equal values.
+
+    Source: Zou and Donner 2008, Statistics in Medicine 27, 1693-1702 (MOVER); Bhatia and Davis 2000, American
+    Mathematical Monthly 107, 353-357, for the variance.
+    """
+    changes = _changes(before, after)
+    if np.count_nonzero(changes) >= _FEW_CHANGES:
+        return _bootstrap_mean(changes, (-1.0, 1.0), num_resamples, seed)
+    gained = float(changes.clip(min=0).sum())  # problems; one that gains a half counts as a half
+    lost = float((-changes).clip(min=0).sum())
+    gain, loss = gained / changes.size, lost / changes.size
+    gain_interval = wilson_interval(gained, changes.size)
+    loss_interval = wilson_interval(lost, changes.size)
+    return Interval(
+        gain - loss - math.hypot(gain - gain_interval.low, loss_interval.high - loss),
+        gain - loss + math.hypot(gain_interval.high - gain, loss - loss_interval.low),
+    )
 
 
 def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:

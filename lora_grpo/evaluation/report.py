@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from lora_grpo import console
-from lora_grpo.errors import UserError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation.comparison import Comparison, ProblemChange, compare, problem_changes
 from lora_grpo.evaluation.gain import FORMAT_NOTE, Part, split_gain
-from lora_grpo.evaluation.measurement import Measurement, measure
+from lora_grpo.evaluation.measurement import Measurement, measure, without_failed
 from lora_grpo.evaluation.protocol import Protocol
-from lora_grpo.evaluation.results import GREEDY, Result
+from lora_grpo.evaluation.results import GREEDY, Result, has_failed
 from lora_grpo.evaluation.schema import Schema, percent
 from lora_grpo.evaluation.tables import Table, comparison_cells, count_cell
 from lora_grpo.files import atomic, json_files, markdown, markdown_table, printable, text_table
@@ -116,6 +116,12 @@ class Report(Schema):
         return f"{self.evaluated.label} answers {answer!r:.40} in at least 90% of the samples, whatever is asked"
 
     @property
+    def left_out(self) -> str | None:
+        """How many samples are left out because their agent failed; None if there are none."""
+        counts = [f"{model.failed} of {model.label}" for model in self.models if model.failed]
+        return f"left out, because the agent failed: samples {' and '.join(counts)}" if counts else None
+
+    @property
     def cost(self) -> str | None:
         """The quality loss of a GGUF file compared with the baseline, in one line; None for other models."""
         if not self.table or not self.baseline or "gguf_sha256" not in self.evaluated.source:
@@ -146,6 +152,8 @@ class Report(Schema):
             sentences.append(FORMAT_NOTE)
         if self.guessing_warning:
             sentences.append(self.guessing_warning)
+        if self.left_out:
+            sentences.append(self.left_out)
         for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
             if changes:
                 problems = ", ".join(change.problem_id for change in changes)
@@ -172,6 +180,8 @@ class Report(Schema):
                 lines.append(self.guessing_warning)
         if self.cost:
             lines.append(self.cost)
+        if self.left_out:
+            lines.append(self.left_out)
         console.result("\n".join(printable(line) for line in lines))
 
 
@@ -191,22 +201,36 @@ def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = 
     Args:
         ks: the k of pass@k.
         baseline: the model that the differences are against.
+
+    Raises:
+        RunError: no samples are left, because agents failed.
     """
     seed = evaluated.protocol.seed
-    measured = measure(evaluated.label, evaluated.results, evaluated.source, ks, seed)
+    models = [evaluated] if baseline is None else [baseline, evaluated]
+    results_of_models = without_failed([model.results for model in models], ks)
+    measured = []
+    for model, results in zip(models, results_of_models, strict=True):
+        num_failed = sum(map(has_failed, model.results))
+        if not results:
+            raise RunError(
+                f"{model.protocol.task}: nothing is left to compare, because the agent failed in {num_failed} of "
+                f"{len(model.results)} episodes of {model.label}; mend it, and run the command again"
+            )
+        measured.append(measure(model.label, results, model.source, ks, seed, num_failed))
     if baseline is None:
         return Report(
-            protocol=evaluated.protocol, evaluated=measured, baseline=None, table=[], fixed=[], regressed=[], gain=[]
+            protocol=evaluated.protocol, evaluated=measured[0], baseline=None, table=[], fixed=[], regressed=[], gain=[]
         )
-    changes = problem_changes(baseline.results, evaluated.results)
+    before, after = results_of_models
+    changes = problem_changes(before, after)
     return Report(
         protocol=evaluated.protocol,
-        evaluated=measured,
-        baseline=measure(baseline.label, baseline.results, baseline.source, ks, seed),
-        table=compare(baseline.results, evaluated.results, ks, seed),
+        evaluated=measured[1],
+        baseline=measured[0],
+        table=compare(before, after, ks, seed),
         fixed=changes.fixed,
         regressed=changes.regressed,
-        gain=split_gain(baseline.results, evaluated.results, seed),
+        gain=split_gain(before, after, seed),
     )
 
 

@@ -27,7 +27,7 @@ Result = dict[str, Any]
 was found, if the task reads several places), and every rule of the task. This package's samples also have
 `sample_index` ("greedy" or a number), `num_tokens` and `truncated`. They have `response`, the model's text, if
 `completion` is only a part of it. A conversation also has its `messages`, its numbers of `turns`, `tool_calls` and
-`failed_calls`, and what it was `ended_by`.
+`failed_calls`, and what it was `ended_by`. `failure` says why an agent failed; see `has_failed`.
 """
 Request = Mapping[str, Any]
 """Everything that determines the samples and verdicts of an evaluation, as plain JSON values."""
@@ -56,6 +56,11 @@ def problem_id(row: Mapping[str, Any]) -> str:
 def is_greedy(result: Mapping[str, Any]) -> bool:
     """Return whether a sample is its problem's greedy sample, which has no number. See `GREEDY`."""
     return result.get("sample_index") == GREEDY
+
+
+def has_failed(result: Mapping[str, Any]) -> bool:
+    """Return whether the agent of an episode failed. Such a result says nothing about the model, and counts nowhere."""
+    return "failure" in result
 
 
 def verdict_entries(verdict: Verdict) -> Result:
@@ -128,7 +133,7 @@ def append_batches(
     """
     results = list(finished)
     # By whether they are greedy, because the others have another pass rate.
-    num_samples = Counter(map(is_greedy, finished))
+    num_samples = Counter(is_greedy(result) for result in finished if not has_failed(result))
     num_passed = Counter(is_greedy(result) for result in finished if result["passed"])
     if finished:
         console.note(f"{path}: {len(finished)} of {total} samples are done")
@@ -136,10 +141,10 @@ def append_batches(
         for batch in batches:
             json_files.append_lines(path, batch)
             results += batch
-            num_samples.update(map(is_greedy, batch))
+            num_samples.update(is_greedy(result) for result in batch if not has_failed(result))
             num_passed.update(is_greedy(result) for result in batch if result["passed"])
             greedy = is_greedy(batch[-1])
-            rate = num_passed[greedy] / num_samples[greedy]
+            rate = num_passed[greedy] / max(1, num_samples[greedy])
             progress.show(len(results), f"{rate:.1%} of greedy ones pass" if greedy else f"{rate:.1%} pass")
     return results
 

@@ -12,6 +12,7 @@ from lora_grpo.evaluation.protocol import make_protocol
 from lora_grpo.evaluation.report import Graded, Report, make_report, write_report
 from lora_grpo.evaluation.results import Result, problem_id
 from lora_grpo.evaluation.sample_rows import sample_and_grade
+from lora_grpo.evaluation.shares import drop_failed
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Row
 from lora_grpo.models import BASE, START, adapter_sha256
@@ -28,7 +29,8 @@ def evaluate(
     """Evaluate the policy of a run on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
 
     Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`. Greedy samples of the
-    tasks in `also` are in `evaluation/joint/also`. The duration is recorded in run.json.
+    tasks in `also` are in `evaluation/joint/also`. The duration is recorded in run.json. A resumed evaluation plays
+    episodes whose agent failed again.
 
     Args:
         rows: R evaluation rows with their prompts.
@@ -49,12 +51,14 @@ def evaluate(
     run.evaluation.mkdir(exist_ok=True)
     run.once(lambda: _write_rows(run.evaluation / "rows.jsonl", rows))
     path = run.evaluation / f"{name}.samples.jsonl"
+    drop_failed(path)
     task = config.data.evaluation_task
     results = sample_and_grade(path, sampler, rows, task, params, config.seed, title, adapter=with_adapter, greedy=True)
 
     for other, other_rows in (also or {}).items():
         path = _also_path(run, other, name)
         path.parent.mkdir(parents=True, exist_ok=True)
+        drop_failed(path)
         other_title = f"{title} on {task_title(other)}"
         only_greedy = replace(params, num_samples=0)
         sample_and_grade(

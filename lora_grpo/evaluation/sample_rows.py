@@ -5,8 +5,8 @@ from itertools import groupby
 from pathlib import Path
 
 from lora_grpo.evaluation import units
-from lora_grpo.evaluation.measurement import pass_counts
-from lora_grpo.evaluation.results import Result, append_batches, episode_result, problem_id
+from lora_grpo.evaluation.measurement import PassCount, pass_counts
+from lora_grpo.evaluation.results import Result, append_batches, episode_result, has_failed, problem_id
 from lora_grpo.evaluation.shares import merge_shares, read_results, share_of_this_process
 from lora_grpo.evaluation.units import SampleIndex, Unit, sample_key, split_units
 from lora_grpo.grading import Row
@@ -72,10 +72,10 @@ def finished_samples(path: Path, rows: Sequence[Row], params: SamplingParams) ->
     return [results[key] for key in keys]
 
 
-def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[int]:
-    """Return the number of passing samples of each row, without the greedy ones."""
-    counts = pass_counts(results, greedy=False)
-    return [counts[problem_id(row)].passed for row in rows]
+def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[PassCount]:
+    """Count the samples of each row, without the greedy ones and those whose agent failed."""
+    counts = pass_counts([result for result in results if not has_failed(result)], greedy=False)
+    return [counts.get(problem_id(row), PassCount(0, 0)) for row in rows]
 
 
 def _join(unfinished: Sequence[Unit]) -> list[Unit]:

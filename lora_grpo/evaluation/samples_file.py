@@ -204,7 +204,7 @@ def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
     results = []
     for sample, verdict in zip(samples, verdicts, strict=True):
         # Keys of the line are kept, except for those that other tools may use with another meaning.
-        entries = {key: value for key, value in sample.line.items() if key not in (*GRADES, "messages")}
+        entries = {key: value for key, value in sample.line.items() if key not in (*GRADES, "messages", "failure")}
         results.append({**entries, **verdict_entries(verdict)})
     return results
 

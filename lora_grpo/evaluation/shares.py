@@ -12,7 +12,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.results import Result
+from lora_grpo.evaluation.results import Result, has_failed
 from lora_grpo.evaluation.units import SampleKey, Unit, sample_key
 from lora_grpo.files import atomic, json_files
 
@@ -51,6 +51,23 @@ def merge_shares(path: Path, units: Sequence[Unit]) -> list[Result]:
         UserError: the file is damaged, or contains results of other rows.
     """
     return distributed.once(lambda: _merge(path, units))
+
+
+def drop_failed(path: Path) -> None:
+    """Let rank 0 remove the results whose agent failed from the files of an evaluation, so that they are played again.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    distributed.once(lambda: _drop_failed(path))
+
+
+def _drop_failed(path: Path) -> None:
+    for file in (path, *_rank_files(path)):
+        results = json_files.read_finished_lines(file, **_REQUIRED)
+        kept = [result for result in results if not has_failed(result)]
+        if len(kept) < len(results):
+            atomic.write_text(file, json_files.dump_lines(kept))
 
 
 def _merge(path: Path, units: Sequence[Unit]) -> list[Result]:

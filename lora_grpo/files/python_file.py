@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -142,9 +143,9 @@ def _files_of_module(folder: Path, name: str) -> list[Path]:
     return [module] if module.is_file() else []
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file or, if it imports files of its folder, of the digests of all of them."""
-    digests = [atomic.sha256(file) for file in files(path)]
+def sha256(project_files: Iterable[Path]) -> str:
+    """Return the SHA-256 of a file or, if there are several, of the digests of all of them."""
+    digests = [atomic.sha256(file) for file in project_files]
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

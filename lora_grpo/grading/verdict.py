@@ -12,7 +12,7 @@ Row = dict[str, Any]
 RESULT_ENTRIES = frozenset(
     {"task_id", "sample_index", "completion", "response", "extracted", "num_tokens", "truncated"}
     | {"passed", "result", "status", "score", "read_from"}
-    | {"messages", "turns", "ended_by", "tool_calls", "failed_calls"}
+    | {"messages", "turns", "ended_by", "tool_calls", "failed_calls", "failure"}
 )
 """Entries of an evaluation's result, beside the task's rules. See `Result` in evaluation/results.py."""
 

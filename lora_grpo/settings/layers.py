@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lora_grpo import console
-from lora_grpo.commands import recipe_file
+from lora_grpo.commands import command, recipe_file
 from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig, check_fields, endless_steps, replace
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
@@ -19,7 +19,7 @@ from lora_grpo.rewards import beside
 from lora_grpo.runs import check_resume, flatten, planned_settings
 from lora_grpo.settings.checks import check, check_has_vllm
 from lora_grpo.settings.user_code import refuse_unnamed_code
-from lora_grpo.tasks import TaskFile, get_task, is_users_task, task_title
+from lora_grpo.tasks import TaskFile, get_task, has_conversations, is_users_task, task_title
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ def settle(
     output_dir = base.output_dir
     if settings_file:
         settings = _read_settings(Path(settings_file))
+        if recipe.method == "grpo" and settings.get("method") == "sft":
+            raise UserError(
+                f"--config {settings_file} has `method: sft`, and this recipe trains with GRPO; leave it out, or run "
+                f"{command('train sft')}"
+            )
         layers[f"--config {settings_file}"] = settings
         output_dir = settings.get("output_dir") or output_dir
     folder = Path(str(given.get("output_dir") or output_dir)).expanduser()
@@ -104,6 +109,7 @@ def settle(
     config = with_start(config, given.get("lora", {}), resumed=is_resumed)
     find_teacher(config, resumed=is_resumed)  # raises UserError if the model cannot learn from it
     check(config)
+    _check_used(given, config)
     if not is_resumed:
         check_has_vllm(config)
     if not (invocation.plan or invocation.audit):  # a plan and an audit need no weights
@@ -159,6 +165,8 @@ def _check_invocation(invocation: Invocation, processes: int) -> None:
         raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
     if (invocation.preview or invocation.audit) and (len(actions) > 1 or processes > 1):
         raise UserError(f"{' and '.join(actions)} cannot be combined; pass one, in one process")
+    if invocation.plan and invocation.dry_run:
+        raise UserError("--dry-run and --plan cannot be combined; pass one")
 
 
 def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = None) -> RunConfig:
@@ -193,6 +201,19 @@ def _drop_unused(given: Mapping[str, Any], invocation: Invocation, layers: Seque
         raise UserError(f"{useless[0]} is for GRPO, and this recipe trains on reference answers; leave it out")
     for layer in layers:
         _drop(layer, UNUSED_BY_SFT)
+
+
+def _check_used(given: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise UserError for a given setting that no task of the run reads. A preset or a file may have it."""
+    tasks = (config.data.task, config.data.evaluation_task, *config.eval.also)
+    names = ", ".join(dict.fromkeys(map(task_title, tasks)))
+    if given.get("sampling", {}).get("max_turn_tokens") and not has_conversations(config):
+        raise UserError(
+            f"--sampling.max-turn-tokens limits the turns of conversations, and there are none in {names}; pass "
+            "--sampling.max-completion-tokens, or leave it out"
+        )
+    if given.get("data", {}).get("prompt_style") and all(get_task(task).has_own_prompts for task in tasks):
+        raise UserError(f"--data.prompt-style has no effect on the prompts of {names}; leave it out")
 
 
 def _settle_task(config: RunConfig) -> RunConfig:
@@ -252,7 +273,7 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
         if recipe:
             planned = [name for name in planned if name != "model.bits"]
         settings = settings["config"]
-        _drop(settings, planned)
+        _drop(settings, [*planned, "method"])  # the method is that of the recipe
     if not isinstance(settings, dict):
         raise UserError(f"--config {path} contains {type(settings).__name__}; expected e.g. `train: {{max_steps: 60}}`")
     return settings

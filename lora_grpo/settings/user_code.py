@@ -15,7 +15,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.runs import read_record
-from lora_grpo.tasks import is_task_file
+from lora_grpo.tasks import is_task_file, task_files
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,20 @@ def refuse_unnamed_code(config: RunConfig, without_files: RunConfig, files: str)
 
 
 def user_files(config: RunConfig) -> dict[str, str]:
-    """Return the SHA-256 of the task file, the reward files and the modules beside them that they import, by path."""
+    """Return the SHA-256 of the task file, the reward files, and the files of their folders that they use, by path.
+
+    A task file is run.
+    """
     # Paths stay as the user wrote them, because run.json is published, and an absolute path would be published with it.
     tasks = (config.data.task, config.data.evaluation_task, *config.eval.also)
-    names = [task for task in tasks if is_task_file(task)]
-    names += [spec.file for spec in parse_reward_specs(config.rewards) if spec.file]
+    files_by_name = {task: task_files(task) for task in tasks if is_task_file(task)}
+    for spec in parse_reward_specs(config.rewards):
+        if spec.file and spec.file not in files_by_name:
+            files_by_name[spec.file] = python_file.files(Path(spec.file))
 
     digests: dict[str, str] = {}
-    for name in names:
+    for name, (main, *helpers) in files_by_name.items():
         path = Path(name).expanduser()
-        main, *helpers = python_file.files(path)
         digests[str(path)] = atomic.sha256(main)
         for helper in helpers:
             digests[str(path.parent / helper.relative_to(main.parent))] = atomic.sha256(helper)

@@ -52,6 +52,7 @@ from lora_grpo.tasks.registry import (
     runs_programs,
     same_task,
     source_of_rows,
+    task_files,
     task_sha256,
     task_title,
 )

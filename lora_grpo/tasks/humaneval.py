@@ -52,7 +52,8 @@ class HumanEvalPlus(ProgramTask):
         rows = []
         for record in sources.read(source, "test", _PROBLEM_COLUMNS):
             row = _row_without_tests(record)
-            rows.append(row | plus_columns(record, row["answer"], row["entry_point"]))
+            row |= plus_columns(record, row["answer"], row["entry_point"])
+            rows.append(with_loaded_columns(row, record.columns, record.where))
         return sources.unique(rows, source)
 
 

@@ -37,6 +37,7 @@ class Instructions(Task):
 
     COLUMNS = ("prompt", "instruction_id_list", "kwargs")
     has_gold = False
+    has_own_prompts = True
 
     name: str
 
@@ -111,6 +112,8 @@ def _row(record: sources.Record, row_id: str) -> Row:
     # A dataset has all arguments of all instructions in each entry, and null for those that the instruction lacks.
     arguments_of_instructions = []
     for entry in entries:
+        if entry is not None and not isinstance(entry, Mapping):
+            raise UserError(f"{record.where}: kwargs has {entry!r:.60}; expected an object with arguments, or null")
         arguments_of_instructions.append({name: value for name, value in (entry or {}).items() if value is not None})
 
     other_columns = without_row_entries(columns)

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import console, sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row, bound_names
 from lora_grpo.tasks import sources
@@ -45,10 +45,15 @@ class MBPP(ProgramTask):
         rows = self.load_all_splits(source, columns)
         ids = {_number(row) for row in rows}
         lacks_a_split = any(ids.isdisjoint(split_ids) for split_ids in _SPLIT_IDS.values())
-        is_whole_dataset = ids.issubset(_ALL_IDS) and not lacks_a_split
-        if not is_whole_dataset:
+        if lacks_a_split or not ids.issubset(_ALL_IDS):
             return rows
-        return [row for row in rows if _number(row) in _SPLIT_IDS[split]]
+        wanted = _SPLIT_IDS[split]
+        of_split = [row for row in rows if _number(row) in wanted]
+        console.note(
+            f"{source}: used {len(of_split)} of {len(rows)} rows for {split}, those with MBPP's task ids "
+            f"{wanted[0]} to {wanted[-1]}; give other ids to rows of your own"
+        )
+        return of_split
 
     def load_all_splits(self, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
         """Return the rows of all splits of MBPP, or of a file."""
@@ -158,13 +163,14 @@ def _plus_row(record: sources.Record) -> Row:
         program = sources.check_python(code, "code", record.where).body
         tests = sources.check_python(shown_assert, "test_list", record.where)
         entry_point = _entry_point(program, tests, record.where)
-    return {
+    row: Row = {
         "id": f"mbpp/{number}",
         "question": _QUESTION.format(text=text.strip(), tests=shown_assert),
         "answer": code,
         "entry_point": entry_point,
         **plus_columns(record, code, entry_point, lambda call: _typed_arguments(number, call)),
     }
+    return with_loaded_columns(row, record.columns, record.where)
 
 
 # A release of EvalPlus is JSON, which has no tuples, sets and complex numbers. These are the types of the arguments of

@@ -68,7 +68,7 @@ class Generator(Task):
     @property
     def has_gold(self) -> bool:
         """Whether rows have a reference answer. A few generators have only a scorer."""
-        [(_, answer)] = _generate(self.name, "eval", '{"size": 1}')
+        [(_, answer)] = self._generated("eval", '{"size": 1}')
         return bool(answer)
 
     def load(
@@ -84,13 +84,13 @@ class Generator(Task):
             options: fields of the generator's configuration, as NAME=VALUE, with values in JSON or else as text.
 
         Raises:
-            UserError: a source is given, or an option is unknown or invalid.
+            UserError: a source is given, an option is unknown or invalid, or the generator fails.
         """
         if source is not None:
             raise UserError(f"{PREFIX}{self.name} generates its rows, got source {source!r}; remove the source")
         config = self._checked_config(options)
         rows = []
-        for index, (question, answer) in enumerate(_generate(self.name, split, config)):
+        for index, (question, answer) in enumerate(self._generated(split, config, options)):
             # Some references of `intermediate_integration` contain the integral itself. Such an answer must not pass.
             if answer and not _is_safe(self.name, answer):
                 continue
@@ -158,11 +158,24 @@ class Generator(Task):
             if name == "size" and (type(values[name]) is not int or values[name] < 1):
                 raise UserError(f"--data.options {option!r}: expected a number of rows, 1 or more")
 
-        try:  # the generator checks the values when it makes a row
-            _generate(self.name, "eval", json.dumps({**values, "size": 1}))
-        except RuntimeError as error:
-            raise UserError(f"{self.name} refuses --data.options {' '.join(options)}: {first_line(error)}") from None
+        # The generator checks the values when it makes a row.
+        self._generated("eval", json.dumps({**values, "size": 1}), options)
         return json.dumps(values, sort_keys=True)
+
+    def _generated(self, split: str, config: str, options: Sequence[str] = ()) -> list[tuple[str, str]]:
+        """Return the questions and answers of a split; see `generate`.
+
+        Raises:
+            UserError: the generator refuses its options, fails at a row, or takes too long.
+        """
+        try:
+            return _generate(self.name, split, config)
+        except (RuntimeError, TooSlow) as error:
+            shown = f" with --data.options {' '.join(options)}" if options else ""
+            raise UserError(
+                f"{self.name} makes no {split} rows{shown}: {first_line(error)}; pass other options, or fewer rows: "
+                "--data.options size=NUMBER"
+            ) from None
 
 
 def generate(name: str, split: str, config: str) -> list[tuple[str, str]]:

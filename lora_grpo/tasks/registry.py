@@ -4,6 +4,7 @@ To add a task, write a module with a class like `GSM8K` in gsm8k.py and a functi
 and add an entry to cli/tasks.toml, which `lora-grpo tasks` and docs/tasks.md list. CONTRIBUTING.md has all steps.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,11 +131,27 @@ def source_of_rows(name: str) -> str:
     return "--data.train" if get_task(name).takes_source else f"load in {Path(name).name}"
 
 
+def task_files(name: str) -> list[Path]:
+    """Return a task file, the files of its folder that its `AGENT` names, and the modules beside them that they import.
+
+    The task file is run, and comes first.
+    """
+    found = python_file.files(Path(name))
+    folder = found[0].parent
+    agent = get_task(name).agent
+    for argument in agent.command if agent else ():
+        with contextlib.suppress(OSError):  # a program in an argument is too long for the name of a file
+            program = (folder / argument).resolve()
+            if program.is_file() and program.is_relative_to(folder):
+                found += python_file.files(program)
+    return list(dict.fromkeys(found))
+
+
 def task_sha256(name: str) -> str | None:
-    """Return the SHA-256 of a task file and the modules beside it that it imports; None for a task of this package.
+    """Return the SHA-256 of a task file and of the files that belong to it; None for a task of this package.
 
     Of an object of this process, it is that of its source code, or "unknown" if it has none.
     """
     if python_objects.is_name(name):
         return python_objects.describe(name)["sha256"] or "unknown"
-    return python_file.sha256(Path(name)) if is_task_file(name) else None
+    return python_file.sha256(task_files(name)) if is_task_file(name) else None

@@ -20,7 +20,10 @@ from lora_grpo import python_objects
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 from lora_grpo.grading import Row
+from lora_grpo.tasks.columns import REWARD_ARGUMENTS
 
+_FLAGS = {"train": "--data.train", "eval": "--data.eval (not for a task of --eval.also)"}
+"""The flags with the rows of a split, for errors. The tasks of --eval.also have the rows of their own datasets."""
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
 
 
@@ -54,7 +57,7 @@ def is_on_hub(source: str) -> bool:
 def read_rows(source: str | None, split: str) -> list[Row]:
     """Return the rows of `--data.train` or `--data.eval` for the `load(split, source)` of a task file; see `read`."""
     if source is None:
-        flag = {"train": " with --data.train", "eval": " with --data.eval"}.get(split, "")
+        flag = f" with {_FLAGS[split]}" if split in _FLAGS else ""
         raise UserError(f"no {split} rows are given; pass a file or a Hub dataset{flag}")
     return [record.columns for record in read(source, split)]
 
@@ -164,7 +167,7 @@ def _read_parquet(path: Path) -> list[Record]:
 def _read_hub(source: str, split: str, hub_config: str | None) -> list[Record]:
     dataset_and_config, _, named_split = source.partition("@")
     dataset, _, config = dataset_and_config.partition(":")
-    flag = "--data.train" if split == "train" else "--data.eval (not for a task of --eval.also)"
+    flag = _FLAGS.get(split, _FLAGS["eval"])
     if named_split:
         hub_split = named_split
     elif split == "eval":
@@ -188,7 +191,11 @@ def _read_hub(source: str, split: str, hub_config: str | None) -> list[Record]:
 
 
 def _renamed(record: Record, required: Sequence[str], columns: Mapping[str, str]) -> Record:
-    """Return a record with our column names, or raise UserError if a column is missing."""
+    """Return a record with our column names beside those of the source.
+
+    Raises:
+        UserError: a column is missing, or the source has another column with our name.
+    """
     for name in dict.fromkeys([*required, *columns]):
         source_name = columns.get(name, name)
         if source_name not in record.columns:
@@ -197,9 +204,18 @@ def _renamed(record: Record, required: Sequence[str], columns: Mapping[str, str]
                 f"{record.where}: {source_name!r} is missing; the columns are {present or 'none'}; "
                 f"name yours with --data.columns {name}=COLUMN, or add a header line if these are values"
             )
-    unchanged = {name: value for name, value in record.columns.items() if name not in columns.values()}
     renamed = {name: record.columns[source_name] for name, source_name in columns.items()}
-    return Record(record.where, {**unchanged, **renamed})
+    kept = dict(record.columns)
+    for source_name in columns.values():
+        if source_name in REWARD_ARGUMENTS:  # it was renamed because a column cannot have this name
+            kept.pop(source_name, None)
+    for name, value in renamed.items():
+        if name not in columns.values() and kept.get(name, value) != value:
+            raise UserError(
+                f"{record.where}: --data.columns {name}={columns[name]} would replace a column {name!r} with another "
+                "value; rename or remove one of the two"
+            )
+    return Record(record.where, {**kept, **renamed})
 
 
 def _with_json_values(columns: Mapping[str, Any], where: str) -> Record:

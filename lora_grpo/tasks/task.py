@@ -31,6 +31,11 @@ class Task:
         return True
 
     @property
+    def has_own_prompts(self) -> bool:
+        """Whether its rows have messages that no prompt style changes."""
+        return False
+
+    @property
     def has_teacher_prompt(self) -> bool:
         """Whether a teacher reads other prompts than the model that it teaches."""
         return False

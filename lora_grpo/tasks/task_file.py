@@ -113,6 +113,10 @@ class TaskFile(Task):
         return hasattr(self.module, "gold") and self.agent is None
 
     @property
+    def has_own_prompts(self) -> bool:
+        return True
+
+    @property
     def has_teacher_prompt(self) -> bool:
         return hasattr(self.module, "teacher_prompt")
 

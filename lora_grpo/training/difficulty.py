@@ -10,7 +10,7 @@ from lora_grpo import console
 from lora_grpo.config import parse_grpo_overrides
 from lora_grpo.data import prompt_order
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import count_passed, sample_and_grade
+from lora_grpo.evaluation import PassCount, count_passed, sample_and_grade
 from lora_grpo.grading import Row
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SamplingParams
@@ -38,7 +38,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
 
     # Sample chunk by chunk, until there are enough rows.
     kept_rows: list[Row] = []
-    times_solved: list[int] = []  # of each sampled row
+    counts: list[PassCount] = []  # of each sampled row
     run.filter.mkdir(exist_ok=True)
     for start in range(0, len(rows), _CHUNK):
         if len(kept_rows) >= num_wanted:
@@ -54,15 +54,16 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
             f"difficulty, {len(kept_rows)} of {num_wanted} rows kept",
             adapter=config.lora.from_ is not None,
         )
-        times_solved_of_chunk = count_passed(samples, chunk)
-        for row, passed in zip(chunk, times_solved_of_chunk, strict=True):
-            if 0 < passed < group_size:
+        counts_of_chunk = count_passed(samples, chunk)
+        for row, count in zip(chunk, counts_of_chunk, strict=True):
+            if 0 < count.passed < count.samples:
                 kept_rows.append(row)
-        times_solved += times_solved_of_chunk
+        counts += counts_of_chunk
 
-    num_sampled = len(times_solved)
-    num_always = times_solved.count(group_size)
-    num_never = times_solved.count(0)
+    num_sampled = len(counts)
+    num_failed = sum(count.samples == 0 for count in counts)  # the agent failed in all episodes of the row
+    num_always = sum(count.passed == count.samples for count in counts) - num_failed
+    num_never = sum(count.passed == 0 for count in counts) - num_failed
     run.update(
         filter={
             "rows": num_sampled,
@@ -72,8 +73,10 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
             "samples_per_row": group_size,
         }
     )
-    counts = f"{len(kept_rows)} sometimes, {num_always} always and {num_never} never"
-    summary = f"of {num_sampled} rows the base solves {counts}"
+    solved = f"{len(kept_rows)} sometimes, {num_always} always and {num_never} never"
+    summary = f"of {num_sampled} rows the base solves {solved}"
+    if num_failed:
+        summary += f", and in {num_failed} the agent always failed"
     if len(kept_rows) < config.train.prompts_per_step:
         other_rows = "easier" if num_never > num_always else "harder"
         raise RunError(

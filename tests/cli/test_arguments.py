@@ -196,6 +196,32 @@ def test_the_file_may_name_the_preset_and_a_flag_may_change_it():
     assert read(*file, "--preset=starter", presets=presets)[0].train.max_steps == 60
 
 
+def test_a_flag_that_no_task_of_the_run_reads_is_refused():
+    Path("mine.py").write_text(TASK_WITH_A_PRESET)
+    turns = ("--sampling.max-turn-tokens", "8")
+    assert "there are none in gsm8k; " in refusal(*turns, "--task", "gsm8k", "--preset", "starter")
+    guess = your_task("--task", "recipes/guess_lora.py", *turns)
+    assert guess.sampling.max_turn_tokens == 8
+    style = ("--data.prompt-style", "xml")
+    assert "--data.prompt-style has no effect on the prompts of mine; " in refusal("--task", "mine.py", *style)
+    assert config("--task", "mine.py", "--data.eval-task", "starter", *style).data.prompt_style == "xml"
+
+    # A file may be of another task.
+    file = settings("sampling: {max_turn_tokens: 8}\ndata: {prompt_style: xml}\n")
+    assert config(*file, "--task", "mine.py").sampling.max_turn_tokens == 8
+
+
+def test_a_method_in_a_file_that_is_not_the_recipes_is_refused():
+    assert "method: sft" in refusal(*settings("method: sft\n"))
+    run_folder("old", method="sft")
+    assert config("--config", "old/run.json").method == "grpo"
+    assert sft(*settings("method: grpo\n"), "--preset", "starter").method == "sft"  # settings of GRPO are dropped
+
+
+def test_two_actions_are_refused():
+    assert "--dry-run and --plan cannot be combined" in refusal("--plan", "--dry-run")
+
+
 # Spelling
 
 

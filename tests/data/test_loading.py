@@ -7,7 +7,7 @@ import pytest
 
 from lora_grpo import sandbox
 from lora_grpo.config.schema import DataConfig, RunConfig, TrainConfig
-from lora_grpo.data import load_data, start_sandbox
+from lora_grpo.data import load_data, load_evaluation_rows, start_sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings
 
@@ -51,6 +51,14 @@ def test_an_evaluation_question_is_not_trained_on(configure, capsys):
     assert questions(data.train) == ["b", "c"]
     assert questions(data.eval) == ["a", "d"]
     assert capsys.readouterr().err == "dropped 2 training rows whose questions are in the evaluation set\n"
+
+
+def test_no_question_of_the_evaluation_set_is_trained_on_if_only_some_are_evaluated(configure, capsys):
+    rows = [row(name) for name in "abcdef"]
+    data = load_data(configure(rows, [row(name) for name in "abcdx"], eval_limit=1))
+    assert questions(data.train) == ["e", "f"]
+    assert len(data.eval) == 1
+    assert "dropped 4 training rows" in capsys.readouterr().err
 
 
 def test_an_evaluation_set_with_all_training_questions_is_refused(configure):
@@ -97,6 +105,15 @@ def test_few_shot_examples_are_shown_and_not_trained_on(configure):
         assert shown == ["a", entry["question"]]
         solved = [message["content"] for message in entry["prompt"] if message["role"] == "assistant"]
         assert "2+3" in solved[0] and "<answer>" in solved[0]
+
+
+def test_fewer_rows_than_worked_examples_are_refused(configure):
+    config = configure([row("a"), row("b"), row("c"), row("d")], [row("d")], few_shot=4)
+    with pytest.raises(UserError, match=r"few-shot is 4 and 3 training rows .* --data\.train") as error:
+        load_data(config)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="few-shot is 4"):
+        load_evaluation_rows(config.data, seed=0, train_seed=0)
 
 
 @pytest.mark.parametrize(

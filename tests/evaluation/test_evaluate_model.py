@@ -117,6 +117,16 @@ def test_a_finished_evaluation_answers_without_a_model(finished, copied, no_mode
     assert of_one_model.baseline is None
 
 
+def test_a_failed_agent_is_asked_again(finished, copied):
+    _, report, _ = finished
+    path = copied.output_dir / "results.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    failed = json.dumps({**json.loads(lines[0]), "failure": "KeyError: 'x'"})
+    path.write_text("".join([failed + "\n", *lines[1:]]), encoding="utf-8")
+    assert evaluate_and_report(copied) == [report]
+    assert path.read_text(encoding="utf-8").splitlines(keepends=True) == lines
+
+
 def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypatch, real_data):
     """Three HumanEval prompts, answered in three ways by a fake sampler."""
     data = real_data / "humaneval" / "HumanEval.jsonl.gz"

@@ -60,6 +60,9 @@ def test_no_loss_is_not_claimed_where_an_interval_contains_one():
     assert row(few, "few").difference == 0
     assert lower < -0.2
     assert "points is possible" in few.statement
+    one_gain = make_joint([report("one gain", "-" + "+" * 39, "+" * 40)])
+    assert row(one_gain, "one gain").difference > 0
+    assert "points is possible" in one_gain.statement
     better = make_joint([report("better", "-" * 40, "+" * 40)])
     assert "possible" not in better.statement
 

@@ -1,5 +1,7 @@
 """The statistics: exact where documented, and with the documented coverage and power in simulations."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,28 @@ def test_no_interval_has_zero_width():
     assert unchanged == pytest.approx(Interval(-bound, bound))
     all_gained_a_tenth = difference_interval([0.1, 0.2, 0.7], [0.2, 0.3, 0.8])  # three differences as floats
     assert all_gained_a_tenth.low < -0.4 and all_gained_a_tenth.high > 0.5
+
+
+def test_few_changes_do_not_rule_out_others():
+    one_gain = difference_interval(*pairs(1, 0, unchanged=99))
+    assert one_gain == pytest.approx((-0.0279, 0.0545), abs=5e-5)
+    assert difference_interval(*pairs(0, 1, unchanged=99)) == pytest.approx((-0.0545, 0.0279), abs=5e-5)
+    smaller_gain = difference_interval([0.75] + [1.0] * 99, [1.0] * 100)
+    unchanged = difference_interval(np.ones(100), np.ones(100))
+    assert unchanged.low < smaller_gain.low < one_gain.low < 0 < unchanged.high < smaller_gain.high < one_gain.high
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(0.02, 0.01), (0.01, 0.002), (0.02, 0.02)])
+def test_the_interval_of_few_changes_holds_the_truth(gain, loss):
+    """The probability of all numbers of gained and lost problems, of 50, whose interval holds the true difference."""
+    covered = 0.0
+    for gained in range(9):
+        for lost in range(9):
+            low, high = difference_interval(*pairs(gained, lost, unchanged=50 - gained - lost), num_resamples=1000)
+            if low <= gain - loss <= high:
+                ways = math.comb(50, gained) * math.comb(50 - gained, lost)
+                covered += ways * gain**gained * loss**lost * (1 - gain - loss) ** (50 - gained - lost)
+    assert covered > 0.94
 
 
 # Paired tests

@@ -132,6 +132,18 @@ def test_the_files_of_several_processes_that_were_killed_are_gathered(parts, sma
     assert list(run.evaluation.glob(f"{path.name}.*")) == []
 
 
+def test_episodes_whose_agent_failed_are_played_again(parts, small_units):
+    run, sampler, rows = parts
+    samples = evaluate(run, sampler, rows, "units")
+    lines = read_lines(run, "units")
+    result = {**json.loads(lines[20]), "failure": "KeyError: 'x'"}
+    samples_file(run, "failed").write_text("".join([*lines[:20], json.dumps(result) + "\n", *lines[21:]]))
+    counting = Counting(sampler)
+    assert evaluate(run, counting, rows, "failed") == samples
+    assert counting.completions == 6  # its unit
+    assert read_lines(run, "failed") == lines
+
+
 KILLS_OF_A_STREAM = {
     # Lines that were written, and how many of them are of an incomplete row, which is sampled again.
     "among the greedy completions": (5, 0),

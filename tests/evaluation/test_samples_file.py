@@ -136,6 +136,12 @@ def test_a_solution_is_a_whole_program_as_in_evalplus(options, programs_of_calls
     assert report.evaluated.scores["pass@1"] == 1.0
 
 
+def test_programs_have_no_style(options):
+    with pytest.raises(UserError, match="--style does not apply to programs"):
+        evaluate_and_report(replace(options, style="code"))
+    assert not options.output_dir.exists()
+
+
 @pytest.mark.parametrize("task_id", [11, "11", "mbpp/11", "Mbpp/11"])
 def test_an_mbpp_completion_is_the_whole_program(task_id, options, programs_of_calls):
     write(Path(options.data), MBPP)

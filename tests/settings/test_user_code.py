@@ -50,3 +50,14 @@ def test_the_files_of_the_user_are_those_of_rewards_and_the_modules_beside_them(
     digests_after = user_files(RunConfig(rewards=specs))
     assert digests_after[str(reward_file)] == digests[str(reward_file)]
     assert digests_after[str(helper)] != digests[str(helper)]
+
+
+def test_the_files_of_the_user_include_the_program_of_an_agent(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    task = "def load(split): return []\nAGENT = ['uv', 'run', 'agent.py']\n"
+    (tmp_path / "mine" / "task.py").write_text(task)
+    (tmp_path / "mine" / "agent.py").write_text("import moves\n")
+    (tmp_path / "mine" / "moves.py").write_text("best = 1\n")
+    digests = user_files(RunConfig(data=DataConfig(task="mine/task.py")))
+    assert list(digests) == ["mine/task.py", "mine/agent.py", "mine/moves.py"]

@@ -384,3 +384,11 @@ def test_renamed_columns_are_checked_too(tmp_path):
     data = DataConfig("gsm8k", str(tmp_path / "data.jsonl"), columns=("question=q", "answer=a"))
     [columns] = passed_to_rewards(load_split(data, "train"), "gsm8k")
     assert (columns["question"], columns["answer"], columns["task"]) == ("9 + 9?", "18", "own")
+    assert (columns["q"], columns["a"]) == ("9 + 9?", "18")  # as they were written
+
+
+def test_a_column_that_cannot_be_passed_may_be_renamed(tmp_path):
+    (tmp_path / "data.jsonl").write_text(json.dumps({"prompts": "9 + 9?", "answer": "18"}) + "\n")
+    data = DataConfig("gsm8k", str(tmp_path / "data.jsonl"), columns=("question=prompts",))
+    [columns] = passed_to_rewards(load_split(data, "train"), "gsm8k")
+    assert columns["question"] == "9 + 9?"

@@ -16,6 +16,7 @@ from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.grading import programs as program_grading
 from lora_grpo.tasks import get_task
+from lora_grpo.tasks.columns import reward_columns
 
 PROMPT = 'def f(x):\n    """Halve a number."""\n'
 HUMANEVAL = {
@@ -88,6 +89,15 @@ def test_every_input_is_compared_with_the_reference(task, record, tmp_path):
     assert (wrong.status, wrong.passed_tests) == ("failed", 0)
     assert get_task(task).check(get_task(task).gold(row), row).passed
     assert "1.5" not in row["question"] + row["test"] + row["prelude"]
+
+
+@pytest.mark.parametrize(("task", "record"), [("humaneval-plus", HUMANEVAL), ("mbpp-plus", MBPP)])
+def test_rewards_get_the_columns_of_the_release(task, record, tmp_path):
+    written = {**record, "level": 3}
+    (row,) = load(task, tmp_path / "rows.jsonl", written)
+    columns = reward_columns(row)
+    assert {name: columns[name] for name in written} == written
+    assert (row["id"], row["answer"]) == (columns["id"], columns["answer"])
 
 
 NEAR = halving("x / 2 + 0.2")

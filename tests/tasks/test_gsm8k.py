@@ -51,7 +51,7 @@ def test_the_default_source_is_the_hubs_test_split(hub):
 
 def test_columns_of_a_data_set_on_the_hub(hub):
     hub.records = [{"problem": "a?", "answer": 1, "seen": datetime.date(2026, 1, 2)}]
-    row = {"id": "someone/sums/test/0", "question": "a?", "answer": "1", "seen": "2026-01-02"}
+    row = {"id": "someone/sums/test/0", "question": "a?", "problem": "a?", "answer": "1", "seen": "2026-01-02"}
     loaded = {**row, "answer": 1}
     assert GSM8K.load("eval", "someone/sums", {"question": "problem"}) == [{**row, "loaded_row": loaded}]
     assert hub.calls == [(("someone/sums", None), {"split": "test"})]

@@ -76,6 +76,8 @@ def test_rows_have_the_prompt_alone_and_repeated_prompts_are_dropped(tmp_path):
         ({"kwargs": [{}]}, "same length"),
         ({"instruction_id_list": []}, "same length"),
         ({"prompt": ""}, "prompt"),
+        ({"kwargs": [None, '{"num_words": 5}']}, "rows.jsonl:1: kwargs has .* expected an object"),
+        ({"kwargs": [{}, ""]}, "kwargs has"),
     ],
 )
 def test_wrong_rows_are_one_line(tmp_path, change, word):

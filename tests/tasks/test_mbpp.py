@@ -64,9 +64,10 @@ def test_a_module_that_the_tests_use_is_the_real_one(tmp_path):
     assert not MBPP.check(f"```python\n{forged}\n```", row).passed
 
 
-def test_upstreams_file_is_split_by_its_ids(tmp_path):
+def test_upstreams_file_is_split_by_its_ids(tmp_path, capsys):
     path = write(tmp_path / "m.jsonl", *numbered(1, 10, 11, 510, 511, 600, 601, 974))
     assert ids(MBPP.load("eval", path)) == ["mbpp/11", "mbpp/510"]
+    assert "used 2 of 8 rows for eval" in capsys.readouterr().err
     assert ids(MBPP.load("train", path)) == ["mbpp/601", "mbpp/974"]
     assert len(MBPP.load_all_splits(path)) == 8
 

@@ -9,7 +9,7 @@ from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import load_data, load_split
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import get_task, reasoning_gym
-from lora_grpo.workers import Worker
+from lora_grpo.workers import TooSlow, Worker
 
 pytestmark = pytest.mark.engines
 library = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed: make engines")
@@ -114,6 +114,19 @@ def test_wrong_names_and_options_are_one_line(name, options, message):
     with pytest.raises(UserError) as error:
         load_data(config(name, *options))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("ValueError: no such sum"), TooSlow("took more than 60 s")])
+def test_a_generator_that_fails_at_a_later_row_is_one_line(error, monkeypatch):
+    def generate(name, split, config):
+        if json.loads(config).get("size") == 1:
+            return [("1 + 1?", "2")]
+        raise error
+
+    monkeypatch.setattr(reasoning_gym, "_generate", generate)
+    with pytest.raises(UserError, match=f"chain_sum .*--data.options max_terms=9: {error}") as caught:
+        load_data(config("chain_sum", "max_terms=9"))
+    assert "\n" not in str(caught.value)
 
 
 def test_other_tasks_have_no_options():

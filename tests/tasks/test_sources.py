@@ -64,8 +64,9 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
     expected = [{"id": f"mine/{i}", **row} for i, row in enumerate(ROWS)]
     source = write(tmp_path / name, ROWS)
     assert GSM8K.load("train", source) == expected
-    renamed = write(tmp_path / name, [{"Problem text": row["question"], "solution": row["answer"]} for row in ROWS])
-    data = DataConfig("gsm8k", renamed, columns=("question=Problem text", "answer=solution"))
+    own_names = [{"Problem text": row["question"], "solution": row["answer"]} for row in ROWS]
+    data = DataConfig("gsm8k", write(tmp_path / name, own_names), columns=("question=Problem text", "answer=solution"))
+    expected = [{**row, **own_name} for row, own_name in zip(expected, own_names, strict=True)]
     assert load_split(data, "train") == expected
     assert fingerprint(load_split(data, "train")) == fingerprint(expected)
 
@@ -101,6 +102,21 @@ def test_columns_are_those_of_the_given_source_and_its_task(tmp_path):
     assert columns_of(data, "train") == {"question": "problem"} and columns_of(data, "eval") == {}
     data = DataConfig("mbpp", "a", "b", eval_task="humaneval", columns=("text=problem", "test=tests"))
     assert columns_of(data, "train") == {"text": "problem"} and columns_of(data, "eval") == {"test": "tests"}
+
+
+def test_a_renamed_column_replaces_no_other_one(tmp_path):
+    columns = ("answer=solution",)
+    source = write(tmp_path / "m.jsonl", [{"question": "a?", "answer": "1", "solution": "so\n#### 2"}])
+    with pytest.raises(UserError, match=r"m\.jsonl:1: --data\.columns answer=solution would replace .*'answer'"):
+        load_split(DataConfig("gsm8k", source, columns=columns), "train")
+
+    # The same value may have both names, and two names may be exchanged.
+    source = write(tmp_path / "m.jsonl", [{"question": "a?", "answer": "1", "solution": "1"}])
+    [row] = load_split(DataConfig("gsm8k", source, columns=columns), "train")
+    assert (row["answer"], row["solution"]) == ("1", "1")
+    source = write(tmp_path / "m.jsonl", [{"question": "1", "answer": "a?"}])
+    [row] = load_split(DataConfig("gsm8k", source, columns=("question=answer", "answer=question")), "train")
+    assert (row["question"], row["answer"]) == ("a?", "1")
 
 
 def test_dates_and_decimals_become_text_and_an_index_is_dropped(tmp_path):
@@ -243,7 +259,7 @@ def test_a_task_file_that_reads_rows_asks_for_a_file(tmp_path):
     task = get_task(str(tmp_path / "own.py"))
     with pytest.raises(UserError, match=r"^no train rows are given; pass .* with --data\.train$"):
         task.load("train")
-    with pytest.raises(UserError, match=r"^no eval rows are given; pass a file or a Hub dataset with --data\.eval$"):
+    with pytest.raises(UserError, match=r"^no eval rows .* with --data\.eval \(not for a task of --eval\.also\)$"):
         task.load("eval")
 
 

@@ -14,7 +14,7 @@ from lora_grpo.files import python_file
 from lora_grpo.grading import Verdict
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.runs import system_prompt
-from lora_grpo.tasks import get_task, grade_all, of_object, task_sha256
+from lora_grpo.tasks import get_task, grade_all, of_object, task_files, task_sha256
 
 LOAD = "def load(split): return [{'question': f'{split} {n}', 'n': n} for n in range(3)]\n"
 CHECK = "def check(completion, row): return completion == str(row['n'])\n"
@@ -338,6 +338,24 @@ def test_few_shot_examples_need_a_reference(task):
     path, _ = task(LOAD + CHECK)
     with pytest.raises(UserError, match=r"--data.few-shot .* my_task\.py"):
         load_data(replace(RunConfig(), {"data": {"task": path, "few_shot": 1}, "train": {"prompts_per_step": 1}}))
+
+
+def test_the_programs_that_an_agent_starts_belong_to_the_task(tmp_path):
+    path = tmp_path / "with_program.py"
+    arguments = ["uv", "run", "own/agent.py", "agent.mjs", "--level=1", "x" * 5000, "../outside.py"]
+    path.write_text(f"{LOAD}AGENT = {arguments}\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "agent.py").write_text("import own_moves\n")
+    (tmp_path / "own" / "own_moves.py").write_text("best = 1\n")
+    (tmp_path / "agent.mjs").write_text("console.log(1);\n")
+    (tmp_path.parent / "outside.py").write_text("")
+    names = ["with_program.py", "own/agent.py", "own/own_moves.py", "agent.mjs"]
+    assert task_files(str(path)) == [tmp_path / name for name in names]
+    for name in names[1:]:
+        before = task_sha256(str(path))
+        file = tmp_path / name
+        file.write_text(file.read_text() + "\n")
+        assert task_sha256(str(path)) != before, name
 
 
 def test_a_file_imports_the_modules_beside_it(tmp_path):
