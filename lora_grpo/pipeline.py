@@ -33,7 +33,7 @@ from lora_grpo.models import (
 from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
-from lora_grpo.runs import Run, check_settings, open_run, read_metrics, read_record
+from lora_grpo.runs import Run, check_settings, claim_run, open_run, read_metrics, read_record
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.settings import Recipe, changed_settings, check_objects, user_files, user_objects
 from lora_grpo.tasks import CODE_TASKS, is_task_file
@@ -91,6 +91,7 @@ def train_run(
         check_settings(config)
         if (config.folder / "run.json").is_file():
             begun = read_record(config.folder)
+    claim_run(config, invocation)
     draft = _draft(config, invocation)
     changed = changed_settings(config, recipe.presets, begun)
     entries: dict[str, Any] = {
@@ -98,7 +99,6 @@ def train_run(
     }
     config = draft.config
 
-    # Open the folder before anything that takes long.
     data = load_data(config)
     if not invocation.resume:
         audit(config, data, quick=True)

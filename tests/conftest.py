@@ -78,6 +78,7 @@ def real_data() -> Path:
 def no_run_is_open(monkeypatch):
     """A process has one run, which its end closes and reports on, and one command; a test has its own."""
     monkeypatch.setattr(run, "_opened", [])
+    monkeypatch.setattr(run, "_claims", [])
     monkeypatch.setattr(commands, "_start", [])
 
 

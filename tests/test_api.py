@@ -15,6 +15,7 @@ import lora_grpo as lg
 from lora_grpo import console, process_state
 from lora_grpo.__main__ import main
 from lora_grpo.cli import run_front_door
+from lora_grpo.files import lock
 from lora_grpo.runs import read_record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,6 +110,21 @@ def test_a_mistake_is_one_line_of_a_user_error_and_nothing_is_printed_or_written
         call()
     assert message in str(error.value) and "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "") and not list(tmp_path.rglob("*"))
+
+
+def test_a_folder_is_in_use_before_the_rows_are_loaded_and_left_as_it_was(monkeypatch, tmp_path):
+    held = []
+
+    def no_rows(config):
+        held.append(lock.is_held(config.folder))
+        raise lg.UserError("no rows")
+
+    monkeypatch.setattr("lora_grpo.pipeline.load_data", no_rows)
+    for _ in range(2):
+        with pytest.raises(lg.UserError, match="no rows"):
+            lg.train("starter", config=tiny())
+        assert not list(tmp_path.rglob("*"))
+    assert held == [True, True]
 
 
 # A run with objects

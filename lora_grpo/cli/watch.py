@@ -62,13 +62,13 @@ def run_watch(options: WatchOptions) -> None:
 
 
 def _wait_for_begin(folder: Path) -> None:
-    """Wait while a process prepares the run, which has no run.json until its model is loaded."""
+    """Wait while a process prepares the run: its data, its plan and its model. Until then, it has no run.json."""
 
     def is_preparing() -> bool:
         return lock.is_held(folder) and not (folder / "run.json").is_file()
 
     if is_preparing():
-        console.note(f"waiting for {folder}, whose model is being loaded")
+        console.note(f"waiting for {folder}, where a run is being prepared")
     while is_preparing():
         time.sleep(0.2)
 

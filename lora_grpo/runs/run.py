@@ -1,8 +1,8 @@
-"""The life of a run's folder: open (create or resume), begin, update, finish, close, leave.
+"""The life of a run's folder: claim, open (create or resume), begin, update, finish, close, leave.
 
-`open_run` locks the folder and changes nothing in it. `Run.begin` writes run.json, after everything that can refuse the
-run. Each event updates run.json. `Run.finish` marks the run complete; `end_run` records any other end. Until the
-process ends or calls `leave_run`, no other process can use the folder.
+`claim_run` locks the folder before anything takes long, and `open_run` changes nothing in it. `Run.begin` writes
+run.json, after everything that can refuse the run. Each event updates run.json. `Run.finish` marks the run complete;
+`end_run` records any other end. Until the process ends or calls `leave_run`, no other process can use the folder.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +63,28 @@ _opened: list["Run"] = []
 """The run that this process opened last and that has not been closed or left: one or none."""
 
 
+@dataclass(frozen=True)
+class _Claim:
+    """The lock of a folder in which no run has begun yet."""
+
+    folder: Path
+    new_parents: tuple[Path, ...]
+    """The parents that were made for the folder, the nearest first."""
+
+    def undo(self) -> None:
+        """Release the folder. If it has no run, leave it as it was."""
+        if not (self.folder / "run.json").exists():
+            (self.folder / ".lock").unlink(missing_ok=True)  # while it is locked
+            for folder in (self.folder, *self.new_parents):
+                with contextlib.suppress(OSError):  # not empty: it existed before, or others use it
+                    folder.rmdir()
+        lock.release(self.folder)
+
+
+_claims: list[_Claim] = []
+"""The claim of this process that no run has taken over: one or none."""
+
+
 class Run:
     """An open run folder. If several processes train, only the first of them writes it."""
 
@@ -71,6 +94,8 @@ class Run:
         """run.json."""
         self.begun = False
         """Whether this process has written run.json."""
+        self.claim: _Claim | None = None
+        """The lock of the folder, in the process that writes it."""
         self._opened_at = self.clock()
         self._worked_before: float = record.get("seconds_worked", 0.0)
 
@@ -205,25 +230,14 @@ class Run:
                 )
 
 
-def open_run(
-    config: RunConfig,
-    invocation: Invocation,
-    recipe: str,
-    data_record: dict[str, Any],
-    entries: Mapping[str, Any] | None = None,
-) -> Run:
-    """Create the folder of a run, or open the run in it to resume it.
-
-    Args:
-        data_record: the entry `data` of run.json.
-        entries: further entries, such as `user_files`.
+def claim_run(config: RunConfig, invocation: Invocation) -> None:
+    """Make and lock the folder of a run that is being prepared, which `lora-grpo watch` waits for. Then `open_run`.
 
     Raises:
         UserError: the folder contains a run, and `invocation` neither resumes nor overwrites it; it contains other
-            files; the settings of a resumed run differ; or another process uses the folder.
+            files; or another process uses it.
     """
     folder = config.folder
-    entries = entries or {}
     has_run = (folder / "run.json").is_file()
     if has_run and not (invocation.resume or invocation.overwrite):
         raise UserError(f"{folder} contains a run; pass --resume to continue, --overwrite to delete it, {OR_ELSEWHERE}")
@@ -232,9 +246,34 @@ def open_run(
 
     # Only rank 0 writes, so only rank 0 locks the folder.
     if distributed.is_main():
+        new_parents = tuple(parent for parent in folder.parents if not parent.exists())
         lock.claim(folder)
+        _claims[:] = [_Claim(folder, new_parents)]
+
+
+def open_run(
+    config: RunConfig,
+    invocation: Invocation,
+    recipe: str,
+    data_record: dict[str, Any],
+    entries: Mapping[str, Any] | None = None,
+) -> Run:
+    """Open a new run in a folder, or the run in it to resume it. The folder is claimed if `claim_run` has not done it.
+
+    Args:
+        data_record: the entry `data` of run.json.
+        entries: further entries, such as `user_files`.
+
+    Raises:
+        UserError: see `claim_run`; or the settings, rows or files of a resumed run differ.
+    """
+    folder = config.folder
+    entries = entries or {}
+    if not any(claim.folder == folder for claim in _claims):
+        claim_run(config, invocation)
+    claim = _claims.pop() if _claims else None
     try:
-        if invocation.resume and has_run:
+        if invocation.resume and (folder / "run.json").is_file():
             check_settings(config)
             record = _resumed_record(folder, data_record, entries.get("user_files", {}))
         else:
@@ -245,6 +284,7 @@ def open_run(
         lock.release(folder)
         raise
     run = Run(config, {**record, "config": config.to_dict(), **entries})
+    run.claim = claim
     _opened[:] = [run]
     return run
 
@@ -252,8 +292,10 @@ def open_run(
 def close_run(status: str, error: str | None = None) -> None:
     """Record in run.json that the open run of this process ended as `failed` or `interrupted`, and why.
 
-    If the run has not begun, leave its folder as it was. Without an open run, do nothing.
+    If the run has not begun, leave its folder as it was. Without an open run or a claim, do nothing.
     """
+    while _claims:
+        _claims.pop().undo()
     if not _opened:
         return
     run = _opened.pop()
@@ -262,13 +304,10 @@ def close_run(status: str, error: str | None = None) -> None:
             # If it cannot be written, the status remains `running`, which readers show as killed.
             with contextlib.suppress(disk.DiskFullError, OSError):
                 run.update(status=status, ended=now(), error=error)
-    elif distributed.is_main():
+    elif run.claim:
         with contextlib.suppress(OSError):  # not empty: it existed before
             run.checkpoints.rmdir()
-        if not (run.folder / "run.json").exists():
-            (run.folder / ".lock").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                run.folder.rmdir()
+        run.claim.undo()
 
 
 def leave_run() -> None:
