@@ -33,7 +33,7 @@ from lora_grpo.models import (
 from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
-from lora_grpo.runs import Run, check_settings, claim_run, open_run, read_metrics, read_record
+from lora_grpo.runs import Run, check_settings, claim_run, open_run, read_metrics, read_record, resumes
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.settings import Recipe, changed_settings, check_objects, user_files, user_objects
 from lora_grpo.tasks import CODE_TASKS, is_task_file
@@ -87,10 +87,10 @@ def train_run(
         RunError: the run has failed. With `invocation.resume`, it continues from its last checkpoint.
     """
     begun = None
-    if invocation.resume:
+    is_resumed = resumes(config.folder, invocation)
+    if is_resumed:
         check_settings(config)
-        if (config.folder / "run.json").is_file():
-            begun = read_record(config.folder)
+        begun = read_record(config.folder)
     claim_run(config, invocation)
     draft = _draft(config, invocation)
     changed = changed_settings(config, recipe.presets, begun)
@@ -100,18 +100,18 @@ def train_run(
     config = draft.config
 
     data = load_data(config)
-    if not invocation.resume:
+    if not is_resumed:
         audit(config, data, quick=True)
     entries["user_files"] = user_files(config)
     if objects := user_objects(config):
         entries["python_objects"] = objects
-    if invocation.resume:
+    if is_resumed:
         check_objects(config.folder, objects)
     run = open_run(config, invocation, recipe.name, data.record, entries)
 
     # Plan with the lengths of the rows.
-    tokenizer = load_tokenizer(config, resumed=invocation.resume)
-    _check_teacher(config, tokenizer, resumed=invocation.resume)
+    tokenizer = load_tokenizer(config, resumed=is_resumed)
+    _check_teacher(config, tokenizer, resumed=is_resumed)
     data = fit_data(data, tokenizer, config)
     config, plan = complete_plan(draft, data.row_lengths)
     console.note("\n".join(summary(plan)))
@@ -167,10 +167,11 @@ class _Prepared:
 
 def _prepare_without_folder(config: RunConfig, invocation: Invocation) -> _Prepared:
     """Load the data and plan as a run does, but without a folder."""
+    is_resumed = resumes(config.folder, invocation)
     draft = _draft(config, invocation)
     data = load_data(draft.config)
-    tokenizer = load_tokenizer(draft.config, dry_run=invocation.dry_run, resumed=invocation.resume)
-    _check_teacher(draft.config, tokenizer, resumed=invocation.resume)
+    tokenizer = load_tokenizer(draft.config, dry_run=invocation.dry_run, resumed=is_resumed)
+    _check_teacher(draft.config, tokenizer, resumed=is_resumed)
     data = fit_data(data, tokenizer, draft.config)
     config, plan = complete_plan(draft, data.row_lengths)
     return _Prepared(config, plan, data, tokenizer)

@@ -37,7 +37,7 @@ from lora_grpo.memory.step import SamplerKind, Step
 from lora_grpo.memory.teacher import TeacherSize
 from lora_grpo.memory.work import Work, disk_bytes
 from lora_grpo.models import architectures, check_engines, find_teacher, model_files
-from lora_grpo.runs import planned_settings, read_record, saved_bytes
+from lora_grpo.runs import planned_settings, read_record, resumes, saved_bytes
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     model = _read_model(config, invocation)
 
     # What `auto` means, unless it does not fit and something else does. A resumed run keeps its settings.
-    if invocation.resume:
+    if resumes(config.folder, invocation):
         plan = _draft_plan(config, invocation, device, model)
         return dataclasses.replace(plan, derived=_with_planned_bits(plan))
     config = architectures.with_supported(config, model.values.get("model_type"))
@@ -193,8 +193,9 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
     """Return `draft_plan` with the engine and the sampling backend that `config` names, or `auto` prefers."""
     if not device.is_present:
         config = with_gpu_defaults(config)
+    is_resumed = resumes(config.folder, invocation)
     measured = None
-    if device.is_present and not invocation.resume:
+    if device.is_present and not is_resumed:
         measured = measured_engine(config, device.name)
     if measured:
         # run.json then names both, so a later measurement does not change them when the run is resumed.
@@ -203,7 +204,7 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
     sampler: SamplerKind = local_sampler(config)
     if device.on_cpu and not config.lora.dora:
         sampler = "merged"  # the built-in sampler on a copy of the model, into which it cannot merge DoRA
-    if not invocation.resume and not uses_vllm(config):
+    if not is_resumed and not uses_vllm(config):
         for name in settings_of_vllm(config):
             raise UserError(
                 f"{name} needs vLLM, and with `auto` this run samples without it; leave it out, or pass "
@@ -220,12 +221,12 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
     plan = Plan(
         config=config,
         engine=engine,
-        work=Work.of(config, resumed=invocation.resume),
+        work=Work.of(config, resumed=is_resumed),
         derived=derived,
         assumptions=(*model.assumptions, *_assumptions(config, device)),
         measured=measured,
         unused_gpus=_unused_gpus(config, device),
-        is_resumed=invocation.resume and (config.folder / "run.json").is_file(),
+        is_resumed=is_resumed,
         vocabulary=_vocabulary(model.values),
     )
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
@@ -315,7 +316,7 @@ def _teacher_size(config: RunConfig, invocation: Invocation, shape: Shape) -> Te
         UnknownFamily: it has a base of its own, whose memory cannot be planned.
         UserError: it has a base of its own, which cannot be a teacher.
     """
-    teacher = find_teacher(config, resumed=invocation.resume)
+    teacher = find_teacher(config, resumed=resumes(config.folder, invocation))
     if teacher is None:
         return None
     own_bits = None

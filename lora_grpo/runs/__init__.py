@@ -30,5 +30,5 @@ from lora_grpo.runs.reader import (
     system_prompt,
     versions,
 )
-from lora_grpo.runs.resuming import check_resume, check_settings, may_change
+from lora_grpo.runs.resuming import check_resume, check_settings, may_change, resumes
 from lora_grpo.runs.run import Run, begun_run, claim_run, leave_run, open_run

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import console
-from lora_grpo.config import RunConfig, field_of_micro_batches
+from lora_grpo.config import Invocation, RunConfig, field_of_micro_batches
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.runs.checkpoints import newest_step
 from lora_grpo.runs.reader import flatten, read_record, versions
@@ -44,6 +44,11 @@ def may_change(name: str, config: RunConfig) -> bool:
     if name == "train.micro_batch_size" and field_of_micro_batches(config.grpo):
         return False
     return name in _MAY_CHANGE
+
+
+def resumes(folder: Path, invocation: Invocation) -> bool:
+    """Return whether a command goes on with the run in a folder. One that was killed before it began starts anew."""
+    return invocation.resume and (folder / "run.json").is_file()
 
 
 def check_resume(folder: Path) -> None:

@@ -21,7 +21,7 @@ from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.runs.reader import Line, git_revision, now, read_metrics, read_record, versions
-from lora_grpo.runs.resuming import OR_ELSEWHERE, check_inputs, check_settings
+from lora_grpo.runs.resuming import OR_ELSEWHERE, check_inputs, check_settings, resumes
 
 T = TypeVar("T")
 
@@ -273,7 +273,7 @@ def open_run(
         claim_run(config, invocation)
     claim = _claims.pop() if _claims else None
     try:
-        if invocation.resume and (folder / "run.json").is_file():
+        if resumes(folder, invocation):
             check_settings(config)
             record = _resumed_record(folder, data_record, entries.get("user_files", {}))
         else:

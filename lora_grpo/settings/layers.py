@@ -16,7 +16,7 @@ from lora_grpo.flags import flag
 from lora_grpo.hardware import choose_preset
 from lora_grpo.models import find_teacher, model_files, with_start
 from lora_grpo.rewards import beside
-from lora_grpo.runs import check_resume, flatten, planned_settings
+from lora_grpo.runs import check_resume, flatten, planned_settings, resumes
 from lora_grpo.settings.checks import check, check_has_vllm
 from lora_grpo.settings.user_code import refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, has_conversations, is_users_task, task_title
@@ -71,7 +71,7 @@ def settle(
         output_dir = settings.get("output_dir") or output_dir
     folder = Path(str(given.get("output_dir") or output_dir)).expanduser()
     record = folder / "run.json"
-    is_resumed = invocation.resume and record.is_file()
+    is_resumed = resumes(folder, invocation)
     if is_resumed:
         layers = {str(record): _read_settings(record, recipe.name), **layers}
     requested = "auto"

@@ -271,7 +271,12 @@ def planned(tmp_path, *, resume=False, **changes):
     model = tmp_path / "planned"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(TINY))
-    config = replace(RunConfig(output_dir="out"), {"model": {"name": str(model)}})
+    folder = tmp_path / ("begun" if resume else "new")
+    config = replace(RunConfig(output_dir=str(folder)), {"model": {"name": str(model)}})
+    if resume:
+        folder.mkdir()
+        record = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "data": {}, "policy": {}}
+        (folder / "run.json").write_text(json.dumps(record))
     config, plan = make_plan(replace(config, changes), Invocation(resume=resume))
     return Planned(config.model.engine, config.sampling.backend, next(summary(plan)))
 

@@ -237,6 +237,18 @@ def test_a_measurement_of_check_gpu_does_not_give_conversations_to_unsloth(plug_
         assert planned("gsm8k_lora", plan=is_plan, model={"name": folder}).measured.engine == "unsloth"
 
 
+def test_a_run_that_was_killed_before_it_began_is_planned_as_a_new_one(plug_in, install, folder_of, tmp_path):
+    plug_in(*CARDS["RTX 4090"])
+    install("gpu")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    settings = {"output_dir": str(folder), "model": {"name": folder_of("Qwen/Qwen2.5-3B-Instruct")}}
+    invocation = Invocation(resume=True)
+    config = settle(settings, invocation, Recipe("guess_lora", PRESETS["guess_lora"], "grpo"))
+    assert choices(make_plan(config, invocation)[1]) == ("peft", "vllm", "vllm")
+
+
 @pytest.mark.parametrize(
     ("recipe", "settings", "words"),
     [
