@@ -105,6 +105,8 @@ class Alarms:
     """Whether a teacher has a part in the loss, so that there is something to learn from equal rewards."""
     learns_from_rewards: bool = True
     """Whether rewards have a part in the loss beside a teacher."""
+    validates_as_it_trains: bool = True
+    """Whether validation and training have rows of the same difficulty, so that their rewards can be compared."""
     checks_ratio: bool = False
     """Whether the alarm `policy_ratio` is on: only rounding can clip the first use of rollouts. See `_MAX_CLIPPED`."""
     hacked: bool = False
@@ -159,7 +161,7 @@ class Alarms:
             passed: whether the completion of each row is correct, by the id of the row.
         """
         reward = statistics.fmean(rewards)
-        if step == 0 and len(rewards) > 1:
+        if step == 0 and len(rewards) > 1 and self.validates_as_it_trains:
             self._best_reward = MeanReward(reward, statistics.variance(rewards) / len(rewards))
         validation_pass = ValidationPass(step, reward, passed)
         self._passes.append(validation_pass)

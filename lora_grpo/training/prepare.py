@@ -195,6 +195,7 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
         sft=sft_command(config),
         has_teacher=config.teacher.name is not None,
         learns_from_rewards=config.teacher.reward_weight > 0,
+        validates_as_it_trains=not config.data.filter_by_difficulty,  # the filter leaves validation rows as they are
         float16=base_model.compute_dtype() == torch.float16,
         checks_ratio=checks_ratio,
     )

@@ -144,12 +144,13 @@ def test_a_reward_that_falls_by_half_is_a_collapse(scale):
     assert 30 + LONG_WINDOW / 2 <= step <= 30 + LONG_WINDOW
 
 
-def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base():
-    health = Alarms(FULL)
+@pytest.mark.parametrize(("validates_as_it_trains", "names"), [(True, ["collapse"]), (False, [])])
+def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base_on_such_rows(validates_as_it_trains, names):
+    health = Alarms(FULL, validates_as_it_trains=validates_as_it_trains)
     rewards_of_base = [random.Random(number).choice([0.0, FULL]) for number in range(64)]
     assert health.validation(0, rewards_of_base, {}) == []
     steps = [fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 30)]
-    assert raised(*steps, health=health) == [("collapse", LONG_WINDOW)]
+    assert raised(*steps, health=health) == [(name, LONG_WINDOW) for name in names]
 
 
 NOISY_RUNS = {

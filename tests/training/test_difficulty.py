@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.tiny_runs import begin_tiny
 from helpers.warm_process import finish
 
 from lora_grpo.config import replace
@@ -238,3 +239,9 @@ def test_a_filtered_run_trains_on_the_rows_it_kept_and_may_be_extended(warm, tmp
     assert len(solved_sometimes(trained_ids, solved_counts(tmp_path / "run"))) == 6
     assert (tmp_path / "run" / "filter" / "00000.samples.jsonl").read_bytes() == samples
     assert json.loads((tmp_path / "run" / "run.json").read_text())["filter"]["rows"] == 24
+
+
+@pytest.mark.parametrize("is_filtered", [True, False])
+def test_a_reward_on_the_rows_that_are_kept_is_not_compared_with_that_on_all_rows(is_filtered, tmp_path):
+    training = begin_tiny(tmp_path / "run", data={"filter_by_difficulty": is_filtered})
+    assert training.monitor.alarms.validates_as_it_trains is not is_filtered
