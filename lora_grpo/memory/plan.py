@@ -232,21 +232,16 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
         return dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
 
-    # The model's dimensions, and with them a planner. Without them, settings that depend on the memory must be given.
+    # The dimensions of the model and of its teacher, and with them a planner.
     try:
         shape = Shape.of(model.values)
     except UnknownFamily as error:
-        without_default = [name for name in derived if name in _WITHOUT_DEFAULT]
-        if without_default:
-            raise UserError(f"{error}; pass {' and '.join(map(flag, without_default))}") from None
-        if not device.on_cpu:
-            plan = dataclasses.replace(plan, config=faster.with_least_memory(config))
-        return dataclasses.replace(plan, not_planned=str(error))
+        return _not_planned(plan, device, str(error))
     shape.check_targets(config.lora.targets)
     try:
         teacher = _teacher_size(config, invocation, shape)
     except UnknownFamily as error:
-        return dataclasses.replace(plan, not_planned=f"--teacher {config.teacher.name}: {error}")
+        return _not_planned(plan, device, f"--teacher {config.teacher.name}: {error}")
     planner = Planner(
         shape=shape,
         device=device,
@@ -257,6 +252,20 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
     )
     can_be_16_bits = not device.on_cpu and "quantization_config" not in model.values
     return dataclasses.replace(plan, planner=planner, can_be_16_bits=can_be_16_bits)
+
+
+def _not_planned(plan: Plan, device: Device, reason: str) -> Plan:
+    """Return a plan without memory, whose open settings need the least, or raise a UserError for those without default.
+
+    Args:
+        reason: why the memory cannot be planned, in one line.
+    """
+    without_default = [name for name in plan.derived if name in _WITHOUT_DEFAULT]
+    if without_default:
+        raise UserError(f"{reason}; pass {' and '.join(map(flag, without_default))}")
+    if not device.on_cpu:
+        plan = dataclasses.replace(plan, config=faster.with_least_memory(plan.config))
+    return dataclasses.replace(plan, not_planned=reason)
 
 
 def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[RunConfig, Plan]:

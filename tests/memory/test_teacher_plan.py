@@ -41,11 +41,15 @@ def folders(tmp_path):
     return tmp_path
 
 
-def planned(folders, name=None, **teacher):
-    """Return the plan of a run with a teacher, whose batch sizes are fixed, so that plans can be compared."""
+FIXED = {"gradient_checkpointing": True, "micro_batch_size": 8}
+"""Settings of the training with which plans can be compared."""
+
+
+def planned(folders, name=None, *, bits_of_model=4, train=FIXED, **teacher):
+    """Return the plan of a run with a teacher."""
     changes = {
-        "model": {"name": str(folders / "model"), "engine": "peft", "bits": 4},
-        "train": {"gradient_checkpointing": True, "micro_batch_size": 8},
+        "model": {"name": str(folders / "model"), "engine": "peft", "bits": bits_of_model},
+        "train": train,
         "sampling": {"backend": "transformers"},
         "teacher": {"name": str(folders / name) if name else None, **teacher},
     }
@@ -101,3 +105,12 @@ def test_a_teacher_whose_memory_is_unknown_is_not_planned(machine, folders):
     plan = planned(folders, "large")
     assert plan.estimate is None
     assert plan.not_planned.startswith("--teacher ")
+
+
+def test_on_a_gpu_a_teacher_whose_memory_is_unknown_wants_the_numbers_named(machine, folders):
+    machine(24564)
+    (folders / "large" / "config.json").write_text(json.dumps({"model_type": "falcon", "vocab_size": 152064}))
+    with pytest.raises(UserError, match=r"^--teacher .*large: .* of type falcon .*; pass --train\.micro-batch-size$"):
+        planned(folders, "large", train={})
+    config = planned(folders, "large", bits_of_model="auto", train={"micro_batch_size": 2}).config
+    assert (config.model.bits, config.train.gradient_checkpointing) == (4, True)
