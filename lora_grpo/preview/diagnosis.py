@@ -235,7 +235,11 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
     is_code = config.data.task in CODE_TASKS
     sft = sft_command(config)
     sft_first = [f"{sft} first, on reference answers"] if sft else []
-    format_rewards = {"think": "think_answer_format=0.5", "hashes": r"'pattern:#### -?[0-9]+\s*$=0.5'"}
+    format_rewards = {
+        "think": "think_answer_format=0.5",
+        "hashes": r"'pattern:#### -?[0-9]+\s*$=0.5'",
+        "boxed": r"'pattern:\\boxed\{.+\}=0.5'",
+    }
     format_reward = format_rewards.get(config.data.prompt_style, "soft_xml_format=0.5")
 
     findings: list[Finding] = []

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from lora_grpo.models.policy import load_policy, load_tokenizer
 from lora_grpo.preview import dry_run, preview
 from lora_grpo.preview.diagnosis import Answer, Difficulty, Group, judge, measure
 from lora_grpo.preview.sample_groups import Preview, sample_groups, show
+from lora_grpo.prompts.styles import write_completion
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
@@ -198,6 +200,16 @@ def test_each_way_to_fail_is_named_with_what_to_change(case):
     format_rewards = re.findall(r"\b\w+_format=[\d.]+", advice)
     if format_rewards:
         parse_reward_specs(format_rewards)
+
+
+@pytest.mark.parametrize("style", ["xml", "hashes", "boxed", "think"])
+def test_the_format_that_is_advised_is_the_one_that_the_prompt_asks_for(style):
+    diagnosis = judge([NEVER_RIGHT] * 8, replace(RunConfig(), {"data": {"prompt_style": style}}))
+    advice = " ".join(finding.advice for finding in diagnosis.findings)
+    [spec] = shlex.split(re.search(r"finer reward, e\.g\. (.*?); ", advice)[1])
+    [reward] = resolve(parse_reward_specs([spec]))
+    texts = [write_completion("Four and three make seven.", "7", style), "It is 7."]
+    assert reward.function(completions=[[{"role": "assistant", "content": text}] for text in texts]) == [1.0, 0.0]
 
 
 def test_sft_is_advised_for_this_preset_and_only_before_it_has_run():
