@@ -126,7 +126,8 @@ def _all_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
         options.append([{"teacher.loss": "sampled"}])
 
     # Settings that limit learning.
-    options.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _MIN_RANK)])
+    if not config.lora.from_:  # its rank is that of the adapter
+        options.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _MIN_RANK)])
     options.append(_shorter_rows(prompt, completion))
     return options
 

@@ -24,6 +24,7 @@ from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.data import fit_data, load_data
 from lora_grpo.errors import UserError
 from lora_grpo.memory import KNOWN_MODELS, RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
+from lora_grpo.memory.advice import memory_saving_options
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.runs import check_settings
 
@@ -259,6 +260,16 @@ def test_what_cannot_fit_is_refused_with_a_change_that_is_then_accepted(
             without_flag = " ".join(other for other in advised if other != flag)
             with pytest.raises(UserError, match="does not fit"):
                 plan_recipe(*preset_flags, *settings, *without_flag.split())
+
+
+@pytest.mark.parametrize("start", [None, "outputs/sft_lora"])
+def test_another_rank_is_advised_only_for_a_new_adapter(machine, model, start):
+    machine(8188)
+    config = config_for(model, lora={"from": start})
+    planner = draft_plan(config, Invocation()).planner
+    advised = {name for changes in memory_saving_options(planner, config) for change in changes for name in change}
+    assert "model.max_sequence_tokens" in advised
+    assert ("lora.rank" in advised) is (start is None)
 
 
 def test_the_starter_beside_an_old_driver_is_planned_for_the_cpu(machine, model, monkeypatch):
