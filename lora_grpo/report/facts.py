@@ -59,7 +59,7 @@ def time_left(run: RunFiles) -> str:
     if run.status != "running" or not step_seconds or config.get("hours"):
         return ""
     steps_left = config["train"]["max_steps"] - run.steps
-    if steps_left <= 0:
+    if steps_left <= 0 or run.record.get("stopped_early"):
         return "training is finished; the evaluation follows"
     seconds = steps_left * statistics.median(step_seconds)
     seconds += run.record.get("evaluation_seconds", {}).get("base", 0.0)

@@ -9,7 +9,7 @@ import pytest
 from helpers.gguf_files import write_header
 from helpers.graded_samples import samples
 from helpers.made_runs import make_adapter
-from helpers.report_runs import HOSTILE, completion, write_run
+from helpers.report_runs import HOSTILE, completion, metrics, write_lines, write_run
 
 from lora_grpo.cli.main import run_command
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
@@ -23,7 +23,7 @@ from lora_grpo.flags import read_flags
 from lora_grpo.models import adapter_sha256
 from lora_grpo.report import html
 from lora_grpo.report.completions import COLUMNS, completion_table
-from lora_grpo.report.facts import memory_by_phase
+from lora_grpo.report.facts import memory_by_phase, time_left
 from lora_grpo.report.plots import plots_of
 from lora_grpo.report.writing import ReportOptions, report, write_report
 from lora_grpo.runs import open_run
@@ -207,6 +207,20 @@ def test_a_running_run_says_so_and_how_to_update_the_page(tmp_path):
         page = text_of(page_of(run))
     assert "Still running." in page and f"lora-grpo report {run}" in page
     assert "Not evaluated yet" in page
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({}, "about 3 h 17 min left, with the evaluation"),
+        ({"stopped_early": {"step": 3, "passes": 2}}, "training is finished; the evaluation follows"),
+    ],
+)
+def test_a_running_run_says_what_is_left(tmp_path, record, expected):
+    run = write_run(tmp_path / "run", status="running", evaluated=False, **record)
+    write_lines(run / "metrics.jsonl", [{**line, "step_time": 60.0} for line in metrics(3)])
+    with lock.holding(run):
+        assert time_left(read_run(run)) == expected
 
 
 def test_too_many_completions_are_sampled_evenly_and_the_page_says_so(tmp_path, monkeypatch):
