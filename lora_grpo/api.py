@@ -222,7 +222,8 @@ def train(
         config: settings; default: those of the preset for this machine.
         recipe: a name as in `lora-grpo train NAME`, or a recipe file, whose presets are used. Default: the recipe for
             the task.
-        method: "grpo", or "sft" for supervised fine-tuning on the task's reference answers.
+        method: "grpo", or "sft" for supervised fine-tuning on the task's reference answers, which a recipe such as
+            "sft" needs.
         rewards: in place of those of the config, the task or the preset.
         train_dataset: rows of the training set: a list of dictionaries or a `datasets.Dataset`, with the columns that
             the task reads. Default: the task's own.
@@ -301,7 +302,7 @@ def preview(
     objects = python_objects.Objects()
     with _call("preview", progress, objects):
         definition, given = _recipe_and_settings(
-            objects, task, config, recipe, "grpo", rewards, train_dataset, eval_dataset
+            objects, task, config, recipe, None, rewards, train_dataset, eval_dataset
         )
         invocation = Invocation(preview=True)
         return preview_run(settle(given, invocation, definition), invocation)
@@ -323,9 +324,7 @@ def audit(
     """
     objects = python_objects.Objects()
     with _call("audit", progress, objects):
-        definition, given = _recipe_and_settings(
-            objects, task, config, recipe, "grpo", None, train_dataset, eval_dataset
-        )
+        definition, given = _recipe_and_settings(objects, task, config, recipe, None, None, train_dataset, eval_dataset)
         return audit_run(settle(given, Invocation(audit=True), definition))
 
 
@@ -492,13 +491,23 @@ def _recipe_and_settings(
     task: Any,
     config: Config | None,
     recipe: str | None,
-    method: Literal["grpo", "sft"],
+    method: Literal["grpo", "sft"] | None,
     rewards: Sequence[Reward] | None,
     train_dataset: Any = None,
     eval_dataset: Any = None,
 ) -> tuple[Recipe, dict[str, Any]]:
-    """Return the recipe and the settings of a call, with names in place of its objects."""
+    """Return the recipe and the settings of a call, with names in place of its objects.
+
+    Args:
+        method: None for a function that has no such argument.
+
+    Raises:
+        UserError: the recipe is for the other method, so that its learning rate is, too; or an argument is wrong.
+    """
     settings = (config or Config()).settings
+    method_of_config = settings.pop("method", method)  # of a run.json
+    if method and method_of_config != method:
+        raise UserError(f"config has method {method_of_config!r}; pass method={method_of_config!r} to the function")
     data = settings.setdefault("data", {})
     if task is not None:
         data["task"] = _task_name(objects, task)
@@ -507,7 +516,9 @@ def _recipe_and_settings(
             data[name] = objects.add(f"{name}_dataset", rows)
     if rewards is not None:
         settings["rewards"] = tuple(_reward_spec(objects, reward) for reward in rewards)
-    definition = read_recipe(recipe or recipe_of_task(data.get("task"), method), method)
+    definition = read_recipe(recipe or recipe_of_task(data.get("task"), method or "grpo"), method or "grpo")
+    if method and definition.method != method:
+        raise UserError(f"the recipe {recipe} has method {definition.method!r}; pass method={definition.method!r}")
     return definition, settings
 
 

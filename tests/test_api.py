@@ -103,6 +103,11 @@ def no_columns(completions):
         (lambda: lg.merge("missing", dtpye="bf16"), "unknown option 'dtpye'; did you mean 'dtype'?"),
         (lambda: lg.evaluate("starter", limit=0), "--limit is 0"),
         (lambda: lg.train("starter", config=tiny(), resume=True), "there is no run in outputs/run"),
+        (
+            lambda: lg.train("starter", recipe="sft", config=tiny()),
+            "the recipe sft has method 'sft'; pass method='sft'",
+        ),
+        (lambda: lg.train("starter", config=tiny(method="sft")), "pass method='sft' to the function"),
     ],
 )
 def test_a_mistake_is_one_line_of_a_user_error_and_nothing_is_printed_or_written(call, message, capfd, tmp_path):
