@@ -21,6 +21,7 @@ adapter.
 from lora_grpo.config import gpu_preset, laptop_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 
+METHOD = "sft"
 TRAIN = {"max_steps": 60, "prompts_per_step": 16, "max_grad_norm": 1.0}
 
 
@@ -52,4 +53,4 @@ PRESETS = {
 }
 
 if __name__ == "__main__":
-    run_recipe("sft_lora", __doc__, PRESETS, method="sft")
+    run_recipe("sft_lora", __doc__, PRESETS, method=METHOD)

@@ -1,6 +1,5 @@
 """The recipes that Python code names: the presets of a recipe file, and the recipe of a task."""
 
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +10,6 @@ from lora_grpo.settings.layers import Recipe
 from lora_grpo.tasks import CODE_TASKS, MATH_TASKS
 
 _EXPECTED = "a recipe: a file with PRESETS"
-_TRAINS_WITH_SFT = re.compile(r"run_recipe\([^)]*method=[\"']sft[\"']")
-"""How a recipe file names its method if it is not GRPO."""
 
 
 def recipe_of_task(task: str | None, method: Literal["grpo", "sft"]) -> str:
@@ -32,7 +29,7 @@ def read_recipe(name: str, method: Literal["grpo", "sft"]) -> Recipe:
     """Return a recipe by its name in `lora-grpo train NAME`, or by its file.
 
     Args:
-        method: of a recipe that does not name its own, which is then SFT.
+        method: of a recipe file without `METHOD`.
 
     Raises:
         UserError: there is no such recipe, or the file defines no presets.
@@ -47,6 +44,4 @@ def read_recipe(name: str, method: Literal["grpo", "sft"]) -> Recipe:
     presets = getattr(module, "PRESETS", None)
     if not isinstance(presets, dict) or not presets:
         raise UserError(f"{path} defines no PRESETS; expected {_EXPECTED}")
-    if _TRAINS_WITH_SFT.search(path.read_text(encoding="utf-8", errors="replace")):
-        method = "sft"
-    return Recipe(path.stem, presets, method)
+    return Recipe(path.stem, presets, getattr(module, "METHOD", method))
