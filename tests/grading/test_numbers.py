@@ -150,6 +150,7 @@ def test_latex_that_does_not_change_the_value_is_read(completion, answer):
         (r"\boxed{\sqrt{18}}", "unreadable_answer"),
         (r"\boxed{\frac{1}{2}}", "unreadable_answer"),
         (r"#### 18^2", "unreadable_answer"),
+        (r"#### m^2 = 18", "unreadable_answer"),
         (r"#### 1.8\times 10^1", "unreadable_answer"),
         (r"#### 18\cdot 1", "unreadable_answer"),
         (r"#### \overline{18}", "unreadable_answer"),
