@@ -1,6 +1,8 @@
 """Find the answer of a completion by its marker: `#### `, `\\boxed{}`, or `<answer>`.
 
 - An unclosed `<answer>` or `\\boxed{` is not an answer: a truncated `<answer>18` could have become 180.
+- An answer after `####` may end the text, as in GSM8K's solutions. A verdict depends on the text alone, so a text that
+  was cut after `#### 1` passes if the answer is 1.
 - A box without braces, as in `$\\boxed 18$`, ends with its formula. Two solutions of MATH have one.
 - All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails; a model may correct itself on a
   later line. The end of a `<reasoning>` section also ends a line.
