@@ -63,6 +63,11 @@ class Worker:
                 answer = process.stdout.readline()
             except BrokenPipeError:
                 answer = ""
+            except BaseException:  # Ctrl-C, or an Environment's time limit; the next call would read this one's answer
+                process.kill()
+                process.wait()
+                self._process = None
+                raise
             finally:
                 timer.cancel()
             if not answer:

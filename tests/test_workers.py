@@ -1,5 +1,6 @@
 """Processes that call one function, and are killed when a call takes too long."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,23 @@ def test_a_worker_reports_exceptions_and_a_process_that_ends():
     assert Path(__file__).name in worker(str(Path(__file__).parent))
     with pytest.raises(TooSlow):
         Worker("time:sleep", 0.2)(600)
+
+
+def test_a_call_after_one_that_was_interrupted_gets_its_own_answer():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    worker = Worker("builtins:eval", 60.0)
+    assert worker("1") == 1  # the process has started
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            worker("__import__('time').sleep(2) or 2")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert [worker("3"), worker("4")] == [3, 4]
 
 
 def test_a_worker_imports_no_module_of_this_folder_and_says_if_it_cannot_start(tmp_path, monkeypatch):

@@ -1,14 +1,19 @@
 """Find the answer of a completion by its marker: `#### `, `\\boxed{}`, or `<answer>`.
 
 - An unclosed `<answer>` or `\\boxed{` is not an answer: a truncated `<answer>18` could have become 180.
+- An answer after `####` may end the text, as in GSM8K's solutions. A verdict depends on the text alone, so a text that
+  was cut after `#### 1` passes if the answer is 1.
+- A box without braces, as in `$\\boxed 18$`, ends with its formula. Two solutions of MATH have one.
 - All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails; a model may correct itself on a
   later line. The end of a `<reasoning>` section also ends a line.
 """
 
 import re
 
-_MARKER = re.compile(r"(?<!#)####(?!#)|\\boxed\s?\{|<answer>")
+_MARKER = re.compile(r"(?<!#)####(?!#)|\\boxed\s?(?:\{|(?=-?[0-9]))|<answer>")
 _BRACE = re.compile(r"[{}]")
+# The end of a formula, or of the line if the formula does not end on it.
+_END_OF_FORMULA = re.compile(r"\$|\\[)\]]|\n")
 
 
 def find_answers(answer: str) -> list[str] | None:
@@ -45,6 +50,10 @@ def _end_of_content(text: str, marker: re.Match[str]) -> int | None:
     if marker.group() == "<answer>":
         closing_tag = text.find("</answer>", start)
         return closing_tag if closing_tag >= 0 else None
+
+    if not marker.group().endswith("{"):  # a box without braces
+        end = _END_OF_FORMULA.search(text, start)
+        return end.start() if end and end.group() != "\n" else None
 
     # A box may contain braces, as in `\boxed{\text{18}}`.
     depth = 1

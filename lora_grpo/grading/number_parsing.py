@@ -23,10 +23,13 @@ _ASCII = str.maketrans("−–－‐‑‒﹣⁻＋．，？０１２３４５�
 _SPACED_GROUPS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?:\\,|[\u00a0\u2009\u202f])[0-9]{3})+(?![0-9])")
 # One such space.
 _THIN_SPACE = re.compile(r"\\,|[\u00a0\u2009\u202f]")
-# Square meters and the like, whose superscript is no power of the number.
+# Square meters and the like, whose superscript is no power of the number. In `m^2 = 18`, m is a variable.
+_LENGTH = "(?:[dckm]?m|in|ft|yd|mi)"
+_POWER = r"\s?\^\s?(?:[23]|\{[23]\})(?![0-9])"
 _UNIT_POWER = re.compile(
-    r"(?<![a-zA-Z])(?:[dckm]?m|in|ft|yd|mi)[²³]"
-    r"|\\(?:text|mathrm)\s?\{\s?(?:[dckm]?m|in|ft|yd|mi)\.?\s?\}\s?\^\s?(?:[23]|\{[23]\})(?![0-9])"
+    rf"(?<![a-zA-Z]){_LENGTH}[²³]"
+    rf"|(?:(?<=[0-9])|(?<=[0-9][ ~])){_LENGTH}{_POWER}"
+    rf"|\\(?:text|mathrm)\s?\{{\s?{_LENGTH}\.?\s?\}}{_POWER}"
 )
 # Commands of LaTeX that set their argument in a font or a frame.
 _LATEX_FONTS = (

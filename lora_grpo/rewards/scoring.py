@@ -181,6 +181,8 @@ def graded(
 ) -> RewardFunction:
     """Return a reward function for TRL's trainer, whose dataset has the column `id`.
 
+    A completion of a plain prompt ends before the next line that begins with `Question:`, as in evaluations.
+
     Args:
         task: name or file of the task that grades completions.
         rows: the task's rows. A completion is graded against the row with its `id`.
@@ -196,6 +198,9 @@ def graded(
         texts = [completion_text(completion) for completion in completions]
         if tokenizer is not None:
             texts = completion_texts(tokenizer, completed_rows, columns["completion_ids"])
+        if all(isinstance(completion, str) for completion in completions):  # TRL samples beyond the next question
+            texts = [trl_completion(text, "", row) for text, row in zip(texts, completed_rows, strict=True)]
+            completions = [trl_completion(text, "", row) for text, row in zip(completions, completed_rows, strict=True)]
         verdicts = grade_all(task, texts, completed_rows)
         return asynchronous.finished(reward(completions=completions, id=id, verdicts=verdicts, **columns))
 

@@ -28,6 +28,8 @@ from lora_grpo.tasks.task import Task
 from lora_grpo.workers import TooSlow, Worker
 
 _DATASETS = {"ifeval": "google/IFEval@train", "ifbench": "allenai/IFBench_test@train"}
+_PLAIN_TEXT = 'Tom said: "Here is a plain text." It has two sentences.'
+"""A text that every checker can read."""
 _follow = Worker("lora_grpo.tasks.instructions:follow", seconds=10.0, imports=["if_verifiable"])
 
 
@@ -144,7 +146,9 @@ def follow(
     none_followed = [False] * len(instructions)
     try:
         results, _ = if_verifiable.evaluate_output_for_sample(name, sample, completion)
-    except IndexError:  # of a checker, on a text without words
+    except Exception:  # noqa: BLE001 - of a checker, on a text without words or nested too deep
+        # If the row is the cause, as with wrong arguments, this raises an exception, too.
+        if_verifiable.evaluate_output_for_sample(name, sample, _PLAIN_TEXT)
         return none_followed, none_followed
     if not results and not completion.strip():
         return none_followed, none_followed

@@ -2,7 +2,7 @@
 
 `math` trains on the training set of MATH and is evaluated on MATH-500. `math500`, `aime24` and `aime25` are benchmarks.
 Other rows, from `--data.train` and `--data.eval`, have a `question` or `problem`, and an `answer` in LaTeX or a
-`solution` that ends in `\\boxed{}`. `lora_grpo/grading/mathematics.py` has the rules of the grader.
+`solution` that marks its answer, as by `\\boxed{}`. `lora_grpo/grading/mathematics.py` has the rules of the grader.
 
 Sources: Hendrycks et al. 2021 (arXiv:2103.03874) for MATH; Lightman et al. 2023 (arXiv:2305.20050) for MATH-500.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
-from lora_grpo.grading import Row, Verdict, mathematics
+from lora_grpo.grading import Row, Verdict, find_answers, mathematics
 from lora_grpo.prompts import prompt_of_record
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.columns import row_ids, with_loaded_columns, without_row_entries
@@ -72,4 +72,9 @@ def _row(record: sources.Record, row_id: str) -> Row:
         row["answer"] = str(row["answer"])
     sources.texts(row, Mathematics.COLUMNS, record.where)
     mathematics.final_answer(row, record.where)  # refuses a row without an answer
+    if "answer" not in columns and not find_answers(row["answer"]):  # the whole solution would be the reference
+        raise UserError(
+            f"{record.where}: the solution ends with {row['answer'].strip()[-60:]!r} and marks no answer; expected "
+            "\\boxed{} around it, or a column 'answer'"
+        )
     return with_loaded_columns(row, columns, record.where)

@@ -38,6 +38,7 @@ def graded(completion, answer="18", question=f"{STORY}How many?"):
         ("The total cost equals $1,234.50.", "1234.5"),
         ("The answer is 18 miles per hour.", "18"),
         ("The area is 18 m².", "18"),
+        ("The area is 18 m^2.", "18"),
         ("The answer is 18 (dollars).", "18"),
         # Other subjects
         ("The cost of the order is $29.00.", "29"),
@@ -143,7 +144,10 @@ def test_a_percentage_counts_if_the_reference_is_one():
 
 @pytest.mark.parametrize("text", ["#### 18 {}", "<answer>18 {}</answer>", "\\boxed{{18 {}}}"])
 def test_the_superscript_of_a_unit_is_not_part_of_the_number(text):
-    assert graded(text.format("m²")).passed and graded(text.format("cm³")).passed
+    for unit in ("m²", "cm³", "m^2", "ft^{2}"):
+        assert graded(text.format(unit)).passed, unit
+    for variable in ("x^2", "am^2", "m^21"):
+        assert graded(text.format(variable)).reason == "unreadable_answer", variable
     assert graded(text.format("x²")).reason == graded(text.format("²")).reason == "unreadable_answer"
 
 

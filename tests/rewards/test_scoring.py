@@ -103,6 +103,15 @@ def test_a_task_s_check_is_a_reward_for_a_trl_script():
     assert rewards.graded("gsm8k", ROWS, integers.function)(completions=["#### 5"], id=["a"]) == [1.0]
 
 
+def test_a_base_model_s_next_question_is_not_graded_in_a_trl_script():
+    completions = ["#### 18\nQuestion: 1 + 2?\nAnswer: #### 3", "#### 3\n\nQuestion: 9 + 9?\nAnswer: #### 18"]
+    assert rewards.graded("gsm8k", ROWS)(completions=completions, id=["a", "a"]) == [1.0, 0.0]
+    seen = rewards.graded("gsm8k", ROWS, lambda completions, **columns: completions)
+    assert seen(completions=completions, id=["a", "a"]) == ["#### 18\n", "#### 3\n\n"]
+    chats = [[{"role": "assistant", "content": text}] for text in completions]
+    assert rewards.graded("gsm8k", ROWS)(completions=chats, id=["a", "a"]) == [0.0, 1.0]
+
+
 ASYNC = """
 import asyncio, functools
 

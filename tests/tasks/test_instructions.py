@@ -92,11 +92,21 @@ def test_an_unknown_instruction_stops_the_run(tmp_path, names):
         get_task("ifeval").check("Text", row)
 
 
-def test_a_text_that_a_checker_cannot_read_is_wrong(tmp_path):
-    quotes = {"prompt": "Quote.", "instruction_id_list": ["format:quote_unquote"], "kwargs": [{}]}
-    (row,) = rows_of(tmp_path, quotes, name="ifbench")
-    verdict = get_task("ifbench").check("42", row)
+@pytest.mark.parametrize(
+    ("name", "instruction", "text"),
+    [("ifbench", "format:quote_unquote", "42"), ("ifeval", "detectable_format:json_format", "[" * 200_000)],
+    ids=["no words", "nested too deep"],
+)
+def test_a_text_that_a_checker_cannot_read_is_wrong(tmp_path, name, instruction, text):
+    (row,) = rows_of(tmp_path, {"prompt": "Write.", "instruction_id_list": [instruction], "kwargs": [{}]}, name=name)
+    verdict = get_task(name).check(text, row)
     assert (verdict.passed, verdict.reason, verdict.value) == (False, "wrong_answer", 0.0)
+
+
+def test_arguments_that_no_text_can_follow_stop_the_run(tmp_path):
+    (row,) = rows_of(tmp_path, KEYWORDS | {"kwargs": [{"keyword": "cat", "relation": "exactly"}]})
+    with pytest.raises(CheckError, match="exactly"):
+        get_task("ifeval").check("A cat sees a cat.", row)
 
 
 def test_a_benchmark_has_neither_training_rows_nor_references(tmp_path):

@@ -41,14 +41,27 @@ def test_references_pass_in_every_style(path, style):
 
 @pytest.mark.parametrize(
     ("row", "word"),
-    [({"problem": "?", "solution": "\\boxed{}"}, "rows.jsonl:1"), ({"problem": "?"}, "answer")],
-    ids=["an empty box", "no answer"],
+    [
+        ({"problem": "?", "solution": "\\boxed{}"}, "rows.jsonl:1"),
+        ({"problem": "?"}, "answer"),
+        ({"problem": "?", "solution": "Half of 4 is $2$, so the answer is 2."}, "rows.jsonl:1: .*boxed"),
+    ],
+    ids=["an empty box", "no answer", "a solution without a box"],
 )
 def test_a_row_without_an_answer_is_named(tmp_path, row, word):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row))
     with pytest.raises(UserError, match=word):
         TASK.load("eval", str(path))
+
+
+def test_a_solution_may_have_a_box_without_braces(tmp_path):
+    """As two of MATH have."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"problem": "?", "solution": "We want the largest value, so it is $\\boxed 2$."}))
+    (row,) = TASK.load("train", str(path))
+    assert mathematics.final_answer(row) == "2"
+    assert TASK.check("\\boxed{2}", row).passed and not TASK.check("\\boxed{3}", row).passed
 
 
 @pytest.mark.parametrize("name", ["math500", "aime24", "aime25"])
