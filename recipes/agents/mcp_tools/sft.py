@@ -58,6 +58,7 @@ def gold(row):
     return [*messages, {"role": "assistant", "content": row["answer"]}]
 
 
+METHOD = "sft"
 PRESETS = {
     "laptop": laptop_preset(
         model={"chat_template": "qwen2_5", "max_sequence_tokens": 448},  # as in task.py
@@ -69,4 +70,4 @@ PRESETS = {
 }
 
 if __name__ == "__main__":
-    run_recipe("mcp_tools_sft", __doc__, PRESETS, method="sft")
+    run_recipe("mcp_tools_sft", __doc__, PRESETS, method=METHOD)

@@ -60,6 +60,7 @@ def gold(row):
     ]
 
 
+METHOD = "sft"
 PRESETS = {
     "laptop": laptop_preset(
         model={"chat_template": "qwen2_5", "max_sequence_tokens": 352},  # as in task.py
@@ -71,4 +72,4 @@ PRESETS = {
 }
 
 if __name__ == "__main__":
-    run_recipe("sqlite_tools_sft", __doc__, PRESETS, method="sft")
+    run_recipe("sqlite_tools_sft", __doc__, PRESETS, method=METHOD)
