@@ -82,7 +82,7 @@ class KnownConversations:
         self._calls: dict[str, Call] = {}
         """The last call of each conversation, by its messages, the model's turn included."""
         self._text_calls: list[tuple[str, Call]] = []
-        """Completions of plain prompts, with the text of prompt and completion."""
+        """Completions of plain prompts, with the text of the prompt and of all sampled tokens."""
 
     def context(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Context:
         """Return what the model reads for a chat completion.
@@ -144,8 +144,13 @@ class KnownConversations:
         self._calls[_key(call.messages, tools)] = call
 
     def add_text(self, prompt: str, call: Call) -> None:
-        """Remember a call of completions."""
-        self._text_calls.append((prompt + call.text, call))
+        """Remember a call of completions by all that the model has read and written.
+
+        That includes a stop text, which the answer is without. A client that goes on from the answer alone does not
+        continue the sampled ids.
+        """
+        [text] = thoughts.decode(self._tokenizer, [call.token_ids])
+        self._text_calls.append((prompt + text, call))
 
     def _known_part(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]

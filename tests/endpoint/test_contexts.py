@@ -77,6 +77,28 @@ def test_what_a_client_changes_in_a_message_without_meaning_continues_the_same_i
     assert parent_of(question, answer, following, tools=[tool]) is None
 
 
+def test_a_text_after_a_stop_is_read_as_the_client_sends_it(tokenizer):
+    from lora_grpo.endpoint import Call
+
+    def encode(prompts):
+        return tokenizer(prompts, add_special_tokens=False)["input_ids"]
+
+    conversations = KnownConversations(tokenizer, [2], encode)
+    prompt = "Question: 3 and 4?\nThought:"
+    context = conversations.text_context(prompt)
+    [sampled_ids] = encode([" I add.\nObservation:"])
+    # The sampler has ended at the stop "\nObservation:", and the answer is the text before it.
+    call = Call(context.token_ids, sampled_ids, None, " I add.", False, False, [], None, (0, [], 0))
+    conversations.add_text(prompt, call)
+
+    after_stop = conversations.text_context(f"{prompt} I add.\nObservation: 7")
+    assert after_stop.parent is call
+    assert after_stop.token_ids == [*call.all_ids, *encode([" 7"])[0]]
+    without_stop = conversations.text_context(f"{prompt} I add.\nAnswer:")
+    assert without_stop.parent is None
+    assert "Observation" not in tokenizer.decode(without_stop.token_ids)
+
+
 def test_a_model_without_a_chat_template_refuses_the_result_of_a_tool():
     tokenizer = base_model.load_tokenizer(ModelConfig(name=str(starter.model_path())))
     tokenizer.chat_template = None
