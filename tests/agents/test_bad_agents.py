@@ -337,6 +337,21 @@ def agent(row, base_url):
         assert len(results) == len(rows) == 40
 
 
+def test_a_proxy_of_the_environment_is_not_asked(sampler, tmp_path, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    text = """
+import os
+def agent(row, base_url):
+    reply(OpenAI(base_url=base_url, api_key="-", max_retries=0), asks("Hi"), max_tokens=4)
+    return float(os.environ["no_proxy"].startswith("example.com"))
+"""
+    [episode] = play(sampler, rows_of(tmp_path, text)[:1], group_size=1)
+    assert (episode.agent.failure, episode.verdict.value) == ("", 1.0)
+
+
 def test_a_file_that_cannot_be_imported_by_its_processes_is_one_line(sampler, tmp_path):
     rows = rows_of(tmp_path, "import os\nif 'LORA_GRPO_AGENT' in os.environ: raise ValueError('x')\nagent = print\n")
     with pytest.raises(UserError, match=r"task.py:\d+: importing this file raised ValueError: x"):
