@@ -52,6 +52,8 @@ class AgentProcess:
             OSError: there is no such program.
         """
         mark = f"{os.getpid()}-{secrets.token_hex(16)}"
+        # Sets of Python have the same order in every process, so that a resumed run plays the same.
+        environment = {**os.environ, **_without_proxy(), "PYTHONHASHSEED": "0", **variables, MARK: mark}
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-c", _WITH_PARENT, *command),
@@ -59,7 +61,7 @@ class AgentProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 cwd=folder,
-                env={**os.environ, **_without_proxy(), **variables, MARK: mark},
+                env=environment,
                 start_new_session=True,
                 limit=_MAX_LINE_BYTES,
             )

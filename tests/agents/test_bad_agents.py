@@ -352,6 +352,22 @@ def agent(row, base_url):
     assert (episode.agent.failure, episode.verdict.value) == ("", 1.0)
 
 
+def test_sets_have_the_same_order_in_every_process(sampler, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    text = """
+def agent(row, base_url):
+    reply(OpenAI(base_url=base_url, api_key="-", max_retries=0), asks("Hi"), max_tokens=4)
+    with open("hashes", "a") as file:
+        print(hash("plum"), file=file)
+    return 1.0
+"""
+    rows = rows_of(tmp_path, text)[:1]
+    for _ in range(2):
+        play(sampler, rows, group_size=1)
+    first, second = (tmp_path / "hashes").read_text().splitlines()
+    assert first == second
+
+
 def test_a_file_that_cannot_be_imported_by_its_processes_is_one_line(sampler, tmp_path):
     rows = rows_of(tmp_path, "import os\nif 'LORA_GRPO_AGENT' in os.environ: raise ValueError('x')\nagent = print\n")
     with pytest.raises(UserError, match=r"task.py:\d+: importing this file raised ValueError: x"):
