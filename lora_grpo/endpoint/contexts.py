@@ -185,7 +185,7 @@ class KnownConversations:
 
 
 def answer_message(
-    tokenizer: Any, context: Context, sampled_ids: Sequence[int], text: str, *, has_tools: bool
+    tokenizer: Any, context: Context, sampled_ids: Sequence[int], text: str, *, tools: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the model's turn as a message: `content`, and `reasoning_content` and `tool_calls` if it has any.
 
@@ -194,6 +194,7 @@ def answer_message(
     Args:
         sampled_ids: the ids of the turn.
         text: the same without special tokens, after what the context has begun.
+        tools: the JSON schemas of those that were offered.
     """
     answer_start = thoughts.answer_start(text)
     answer = thoughts.answer_of(text)
@@ -201,12 +202,12 @@ def answer_message(
     thought = text if answer_start is None else text[:answer_start]
     if thought:
         message["reasoning_content"] = thoughts.without_markers(thought)
-    if not has_tools or answer is None:  # a thought that is not closed calls no tool
+    if not tools or answer is None:  # a thought that is not closed calls no tool
         return message
 
     tool_call_format = turns.response_format(tokenizer)
     try:
-        parsed = turns.parse_turn(tokenizer.decode(sampled_ids), tool_call_format, context.text_before_answer)
+        parsed = turns.parse_turn(tokenizer.decode(sampled_ids), tool_call_format, context.text_before_answer, tools)
     except turns.MalformedCall:
         return message
     if parsed.get("tool_calls"):

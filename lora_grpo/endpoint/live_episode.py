@@ -105,7 +105,7 @@ class LiveEpisode:
         choices = []
         for sample, place in samples:
             text = context.begun_text + sample.text
-            message = answer_message(self._policy.tokenizer, context, sample.token_ids, text, has_tools=bool(tools))
+            message = answer_message(self._policy.tokenizer, context, sample.token_ids, text, tools=tools)
             call = self._keep(context, sample, text, [*messages, message], place)
             self._conversations.add(call, tools)
             wants_tokens = bool(request.logprobs)

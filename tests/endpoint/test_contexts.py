@@ -10,6 +10,8 @@ from lora_grpo.endpoint.protocol import RequestError
 from lora_grpo.models import base_model
 
 NO_CONTEXT = Context([], "", "", parent=None)
+ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+TOOLS = [{"type": "function", "function": ADD}]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def tokenizer():
     ],
 )
 def test_thoughts_are_no_content(tokenizer, text, content, thought):
-    message = answer_message(tokenizer, NO_CONTEXT, [], text, has_tools=False)
+    message = answer_message(tokenizer, NO_CONTEXT, [], text, tools=[])
     assert message["content"] == content
     assert message.get("reasoning_content") == thought
 
@@ -39,7 +41,7 @@ def test_thoughts_are_no_content(tokenizer, text, content, thought):
 def test_tool_calls_are_parsed_and_malformed_ones_stay_in_the_content(tokenizer):
     def message_of(text):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return answer_message(tokenizer, Context([], "<|im_start|>assistant\n", "", None), ids, text, has_tools=True)
+        return answer_message(tokenizer, Context([], "<|im_start|>assistant\n", "", None), ids, text, tools=TOOLS)
 
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     message = message_of(f"Let me see.\n{call}")
@@ -47,6 +49,15 @@ def test_tool_calls_are_parsed_and_malformed_ones_stay_in_the_content(tokenizer)
     assert "tool_call" not in message["content"]
     for text in ('<tool_call>\n{"name": "add"\n</tool_call>', "<think>" + call, "No call."):
         assert "tool_calls" not in message_of(text)
+
+
+def test_the_arguments_of_a_call_have_the_types_of_the_tool(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", chat_template_utils.qwen3_5_nothink_chat_template)
+    text = "<tool_call>\n<function=add>\n<parameter=a>\n12\n</parameter>\n</function>\n</tool_call>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    context = Context([], "<|im_start|>assistant\n", "", None)
+    [call] = answer_message(tokenizer, context, ids, text, tools=TOOLS)["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": {"a": 12}}
 
 
 def test_what_a_client_changes_in_a_message_without_meaning_continues_the_same_ids(tokenizer):
