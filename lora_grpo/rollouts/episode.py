@@ -160,7 +160,7 @@ class Episode:
             # `message` is still the whole text, without calls.
             answers = [self.session.refuse(str(problem))]
         else:
-            answers = self.session.answer(message)
+            answers = self.session.answer(message, text)
         self.messages.append(message)
 
         if not answers:

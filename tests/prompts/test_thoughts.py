@@ -484,6 +484,20 @@ def test_a_call_inside_a_thought_is_not_made(tmp_path, text, called, thought):
     assert isinstance(episode.session, Session) and episode.session.failed_calls == 0
 
 
+def test_reply_hears_the_thoughts_also_in_a_task_with_tools(tmp_path):
+    reply = "    def reply(self, text): CALLED.append(text)\n"
+    source = TOOLS.replace("    def get_reward", f"{reply}    def get_reward") + "SEES_THOUGHTS = True\n"
+    task, row = open_row(tmp_path / "tools.py", source)
+    tokenizer = tokenizer_of("qwen3")
+    prompt = chat.render_row(tokenizer, row)
+    form = turns.response_format(tokenizer)
+    episode = Episode(row, prompt, [1], tokenizer, [tokenizer.eos_token_id], 2000, form)
+    text = "<think>\nHm.\n</think>\n\nNo."
+    sampled = tokenizer(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"]
+    episode.take(sampled, text, [0.0] * len(sampled), truncated=False)
+    assert [text] == task.module.CALLED
+
+
 def test_a_tool_gets_arguments_of_its_types_from_a_format_without_types(tmp_path):
     task, row = open_row(tmp_path / "tools.py", TOOLS.replace("place: str", "place: int"))
     tokenizer = tokenizer_of("qwen3_5_think")
