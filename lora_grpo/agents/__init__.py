@@ -13,4 +13,4 @@ registry.py   the pools of this process
 """
 
 from lora_grpo.agents.pool import FAILED, AgentPool, Job, Played, check_failures
-from lora_grpo.agents.registry import close_all, keep_logs_in, pool_of
+from lora_grpo.agents.registry import close_all, count_earlier, keep_logs_in, pool_of

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.endpoint import LOOPBACK
+
 MARK = "LORA_GRPO_AGENT"
 """The variable that marks an agent's processes: the number of the process that has started them, and a random one."""
 _MAX_LINE_BYTES = 2**20
@@ -50,6 +52,8 @@ class AgentProcess:
             OSError: there is no such program.
         """
         mark = f"{os.getpid()}-{secrets.token_hex(16)}"
+        # Sets of Python have the same order in every process, so that a resumed run plays the same.
+        environment = {**os.environ, **_without_proxy(), "PYTHONHASHSEED": "0", **variables, MARK: mark}
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-c", _WITH_PARENT, *command),
@@ -57,7 +61,7 @@ class AgentProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 cwd=folder,
-                env={**os.environ, **variables, MARK: mark},
+                env=environment,
                 start_new_session=True,
                 limit=_MAX_LINE_BYTES,
             )
@@ -106,6 +110,13 @@ class AgentProcess:
                 break
             await asyncio.sleep(0.01)
         await self._process.wait()
+
+
+def _without_proxy() -> dict[str, str]:
+    """Return the variables with which clients reach the endpoint itself, and not through a proxy of the environment."""
+    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    hosts = f"{others},{LOOPBACK}" if others else LOOPBACK
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
 
 
 def ending(exit_code: int) -> str:

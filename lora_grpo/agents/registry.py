@@ -32,6 +32,14 @@ def pool_of(definition: AgentDefinition) -> AgentPool:
     return pool
 
 
+def count_earlier(definition: AgentDefinition, episodes: int) -> None:
+    """Count episodes that earlier processes have played without a failure.
+
+    Otherwise, episodes that are played again because they failed would be all that `check_failures` knows of.
+    """
+    pool_of(definition).counts.episodes += episodes
+
+
 @atexit.register
 def close_all() -> None:
     """End all agents of this process."""

@@ -18,4 +18,4 @@ from lora_grpo.endpoint.app import make_app
 from lora_grpo.endpoint.contexts import Call
 from lora_grpo.endpoint.live_episode import EpisodeLimits, LiveEpisode, WarmUp
 from lora_grpo.endpoint.served_models import ServedModels
-from lora_grpo.endpoint.server import LoopThread, listen, names_of_server, serving, serving_in_thread
+from lora_grpo.endpoint.server import LOOPBACK, LoopThread, listen, names_of_server, serving, serving_in_thread

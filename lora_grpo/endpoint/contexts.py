@@ -82,7 +82,7 @@ class KnownConversations:
         self._calls: dict[str, Call] = {}
         """The last call of each conversation, by its messages, the model's turn included."""
         self._text_calls: list[tuple[str, Call]] = []
-        """Completions of plain prompts, with the text of prompt and completion."""
+        """Completions of plain prompts, with the text of the prompt and of all sampled tokens."""
 
     def context(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Context:
         """Return what the model reads for a chat completion.
@@ -144,8 +144,13 @@ class KnownConversations:
         self._calls[_key(call.messages, tools)] = call
 
     def add_text(self, prompt: str, call: Call) -> None:
-        """Remember a call of completions."""
-        self._text_calls.append((prompt + call.text, call))
+        """Remember a call of completions by all that the model has read and written.
+
+        That includes a stop text, which the answer is without. A client that goes on from the answer alone does not
+        continue the sampled ids.
+        """
+        [text] = thoughts.decode(self._tokenizer, [call.token_ids])
+        self._text_calls.append((prompt + text, call))
 
     def _known_part(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
@@ -180,7 +185,7 @@ class KnownConversations:
 
 
 def answer_message(
-    tokenizer: Any, context: Context, sampled_ids: Sequence[int], text: str, *, has_tools: bool
+    tokenizer: Any, context: Context, sampled_ids: Sequence[int], text: str, *, tools: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the model's turn as a message: `content`, and `reasoning_content` and `tool_calls` if it has any.
 
@@ -189,6 +194,7 @@ def answer_message(
     Args:
         sampled_ids: the ids of the turn.
         text: the same without special tokens, after what the context has begun.
+        tools: the JSON schemas of those that were offered.
     """
     answer_start = thoughts.answer_start(text)
     answer = thoughts.answer_of(text)
@@ -196,12 +202,12 @@ def answer_message(
     thought = text if answer_start is None else text[:answer_start]
     if thought:
         message["reasoning_content"] = thoughts.without_markers(thought)
-    if not has_tools or answer is None:  # a thought that is not closed calls no tool
+    if not tools or answer is None:  # a thought that is not closed calls no tool
         return message
 
     tool_call_format = turns.response_format(tokenizer)
     try:
-        parsed = turns.parse_turn(tokenizer.decode(sampled_ids), tool_call_format, context.text_before_answer)
+        parsed = turns.parse_turn(tokenizer.decode(sampled_ids), tool_call_format, context.text_before_answer, tools)
     except turns.MalformedCall:
         return message
     if parsed.get("tool_calls"):

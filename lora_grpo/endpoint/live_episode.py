@@ -57,8 +57,10 @@ class LiveEpisode:
         self._is_plain = plain_text.asks_in_plain_text(policy.tokenizer, {})
         self._num_calls_by_context: Counter[tuple[int, ...]] = Counter()
         self._key_of_call: dict[Call, tuple[int, tuple[int, ...], int]] = {}
-        self._used_tokens = 0  # of the budget, by finished calls
-        self._held_tokens = 0  # of the budget, by calls that wait for the model
+        self._contexts: list[list[int]] = []
+        """The contexts of the requests that were accepted, whose tokens are paid for."""
+        self._used_tokens = 0  # of the budget, by contexts and finished calls
+        self._held_tokens = 0  # of the budget, for the answers to calls that wait for the model
         self._waiting = 0
         self._own_seconds = 0.0
         self._went_on_at = time.monotonic()
@@ -103,7 +105,7 @@ class LiveEpisode:
         choices = []
         for sample, place in samples:
             text = context.begun_text + sample.text
-            message = answer_message(self._policy.tokenizer, context, sample.token_ids, text, has_tools=bool(tools))
+            message = answer_message(self._policy.tokenizer, context, sample.token_ids, text, tools=tools)
             call = self._keep(context, sample, text, [*messages, message], place)
             self._conversations.add(call, tools)
             wants_tokens = bool(request.logprobs)
@@ -144,7 +146,9 @@ class LiveEpisode:
     ) -> list[tuple[SampledTokens, tuple[int, list[int], int]]]:
         """Return `n` completions of a context, each with the place of its call."""
         token_limit, num_new_tokens = self._reserve(request, context)
-        held_tokens = num_new_tokens + token_limit * request.num_choices
+        self._contexts.append(context.token_ids)
+        self._used_tokens += num_new_tokens
+        held_tokens = token_limit * request.num_choices
         self._held_tokens += held_tokens
         self._begin_waiting()
         futures = []
@@ -158,7 +162,7 @@ class LiveEpisode:
         finally:
             self._held_tokens -= held_tokens
             self._end_waiting()
-        self._used_tokens += num_new_tokens + sum(len(sample.token_ids) for sample in samples)
+        self._used_tokens += sum(len(sample.token_ids) for sample in samples)
         turn_limit = min(self._limits.turn_tokens, request.token_limit or self._limits.turn_tokens)
         if token_limit < turn_limit and any(sample.truncated for sample in samples):
             self.ran_out_of_tokens = True
@@ -179,6 +183,7 @@ class LiveEpisode:
                     f"it has {length} tokens, more than the {self._limits.prompt_tokens} of PROMPT_TOKENS in the task "
                     "file; shorten it, or raise PROMPT_TOKENS",
                 )
+            self._contexts.clear()  # of requests that were canceled: they are not in the row
             num_new_tokens = 0
         else:
             num_new_tokens = length - self._num_shared(context.token_ids)
@@ -197,8 +202,12 @@ class LiveEpisode:
         return token_limit, num_new_tokens
 
     def _num_shared(self, token_ids: list[int]) -> int:
-        """Return how many tokens a context begins with that an earlier call has, too: they are in the row already."""
-        return max((_num_common(token_ids, call.all_ids) for call in self.calls), default=0)
+        """Return how many tokens a context begins with that an earlier request has, too, also one that still waits.
+
+        They are in the row once.
+        """
+        known = [*self._contexts, *(call.all_ids for call in self.calls)]
+        return max((_num_common(token_ids, ids) for ids in known), default=0)
 
     def _place_of_next(self, context: Context) -> tuple[int, list[int], int]:
         """Return the place of a new call with this context; see `Call.place`."""

@@ -57,7 +57,7 @@ class ServedModels:
         choices = []
         for sample in samples:
             text = context.begun_text + sample.text
-            message = answer_message(self._policy.tokenizer, context, sample.token_ids, text, has_tools=bool(tools))
+            message = answer_message(self._policy.tokenizer, context, sample.token_ids, text, tools=tools)
             choices.append(chat_choice(self._policy.tokenizer, message, sample, wants_tokens=wants_tokens))
         return completion(model, request, context, samples, choices)
 

@@ -10,8 +10,9 @@ from lora_grpo.evaluation.results import Result, append_batches, episode_result,
 from lora_grpo.evaluation.shares import merge_shares, read_results, share_of_this_process
 from lora_grpo.evaluation.units import SampleIndex, Unit, sample_key, split_units
 from lora_grpo.grading import Row
-from lora_grpo.rollouts import Episode, fit_batch, grade, play
+from lora_grpo.rollouts import Episode, fit_batch, grade, has_agent, play
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
+from lora_grpo.tasks import get_task
 
 
 def sample_and_grade(
@@ -54,6 +55,8 @@ def sample_and_grade(
     unfinished = [unit for unit in all_units if unit.keys[0] not in finished_keys]
     share = share_of_this_process(path, unfinished)
     total = len(finished) + sum(len(unit.keys) for unit in share.units)
+    if has_agent(rows[0]):
+        _count_earlier(task, finished)
     units_to_sample = _join(share.units) if sampler.streams else share.units
     with sampler.awake(adapter=adapter):
         fit_batch(sampler, rows, params)
@@ -76,6 +79,15 @@ def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[PassCou
     """Count the samples of each row, without the greedy ones and those whose agent failed."""
     counts = pass_counts([result for result in results if not has_failed(result)], greedy=False)
     return [counts.get(problem_id(row), PassCount(0, 0)) for row in rows]
+
+
+def _count_earlier(task: str, finished: Sequence[Result]) -> None:
+    """Tell the agents of a task what was played before: MAX_FAILED is a fraction of the whole evaluation."""
+    from lora_grpo import agents  # loads a web server
+
+    definition = get_task(task).agent
+    assert definition is not None
+    agents.count_earlier(definition, sum(not has_failed(result) for result in finished))
 
 
 def _join(unfinished: Sequence[Unit]) -> list[Unit]:

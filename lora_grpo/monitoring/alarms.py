@@ -81,7 +81,7 @@ class ValidationPass:
     reward: float
     """Mean over the rows that could be graded."""
     passed: Mapping[str, bool]
-    """Whether the completion of each row is correct, by the id of the row."""
+    """Whether the completion of each row is correct, by the id of the row. Rows whose agent failed are missing."""
 
     @property
     def num_correct(self) -> int:
@@ -158,7 +158,7 @@ class Alarms:
         Args:
             step: the step after which it ran; 0 for the base.
             rewards: rewards of the rows that could be graded.
-            passed: whether the completion of each row is correct, by the id of the row.
+            passed: whether the completion of each row is correct, by the id of the row; see `ValidationPass`.
         """
         reward = statistics.fmean(rewards)
         if step == 0 and len(rewards) > 1 and self.validates_as_it_trains:
@@ -361,16 +361,19 @@ class Alarms:
         """Return a message if the reward rose since the most correct pass, while correct answers fell."""
         # All passes, also the last one. Of equally correct ones, this is the first.
         most_correct = max(self._passes, key=lambda one_pass: (one_pass.num_correct, -one_pass.step))
-        before = most_correct.num_correct
-        after = last.num_correct
+        rows = [row for row in last.passed if row in most_correct.passed]
+        correct_before = [most_correct.passed[row] for row in rows]
+        correct_after = [last.passed[row] for row in rows]
+        before = sum(correct_before)
+        after = sum(correct_after)
         if last.reward <= most_correct.reward or after >= before:
             return None
-        p_value = mcnemar_exact([most_correct.passed[row] for row in last.passed], list(last.passed.values()))
+        p_value = mcnemar_exact(correct_before, correct_after)
         if p_value >= _HACKING_P:
             return None
         return (
             f"since step {most_correct.step} validation reward rose from {most_correct.reward:.2f} to "
-            f"{last.reward:.2f} while correct answers fell from {before} to {after} of {len(last.passed)}: the policy "
+            f"{last.reward:.2f} while correct answers fell from {before} to {after} of {len(rows)}: the policy "
             "exploits the rewards; read completions/, lower the weights of rewards other than the grader's, and start "
             "over; best/, if it exists, is from before"
         )

@@ -1,6 +1,6 @@
 """Log of completions: one line of JSON for each, with its verdict and rewards."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from lora_grpo.rollouts import Episode
 
 
 def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Return one line for each completion.
+    """Return one line for each completion. If its agent failed, `failure` says why.
 
     Args:
         eos_token_ids: without an episode, a completion that ends with none of them is truncated.
@@ -40,8 +40,15 @@ def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[d
         if episode and (episode.session or episode.agent):
             line["messages"] = episode.messages
             line["ended_by"] = episode.ended_by
+        if episode and episode.agent and episode.agent.failure:
+            line["failure"] = episode.agent.failure
         lines.append(line)
     return lines
+
+
+def passed_by_id(lines: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Return whether each completion is correct, by the id of its row, without those whose agent failed."""
+    return {line["id"]: line["passed"] for line in lines if "failure" not in line}
 
 
 def write_completions(folder: Path, step: int, lines: Sequence[dict[str, Any]]) -> None:

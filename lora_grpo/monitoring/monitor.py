@@ -9,6 +9,7 @@ from lora_grpo import console
 from lora_grpo.errors import RunError
 from lora_grpo.models import Policy, save_adapter
 from lora_grpo.monitoring.alarms import Alarm, Alarms
+from lora_grpo.monitoring.completion_log import passed_by_id
 from lora_grpo.monitoring.phase_peaks import excess
 from lora_grpo.monitoring.step_metrics import StepMetrics
 from lora_grpo.monitoring.time_budget import TimeBudget
@@ -63,7 +64,8 @@ class Monitor:
         self._best: dict[str, Any] = {}
         """`step`, `reward` and `accuracy` of the best validation pass."""
         self._last: dict[str, Any] = {}
-        """The same of the last pass. Without `reward` if no row of the pass could be graded."""
+        """The same of the last pass. Without `reward` if no row could be graded, also without `accuracy` if every agent
+        failed."""
         self._passes_since_best = 0
         self._is_best_unsaved = False
         self._has_reported_ungraded = False
@@ -198,20 +200,21 @@ class Monitor:
             lines: those of `completion_lines`, one for each validation row.
         """
         rewards = [line["reward"] for line in lines if line["reward"] is not None]
-        passed = {line["id"]: line["passed"] for line in lines}
-        accuracy = statistics.fmean(passed.values())
+        passed = passed_by_id(lines)
         if len(rewards) < len(lines) and not self._has_reported_ungraded:
             self._has_reported_ungraded = True
             console.note(
-                f"warning: every reward returned None for {len(lines) - len(rewards)} of {len(lines)} validation rows, "
-                "which the validation reward leaves out"
+                f"warning: every reward returned None, or the agent failed, for {len(lines) - len(rewards)} of "
+                f"{len(lines)} validation rows, which the validation reward leaves out"
             )
         if not rewards:  # the pass neither is the best nor counts as one that is not
-            self._last = {"step": step, "accuracy": accuracy}
+            self._last = {"step": step}
+            if passed:
+                self._last["accuracy"] = statistics.fmean(passed.values())
             return []
 
         reward = statistics.fmean(rewards)
-        self._last = {"step": step, "reward": reward, "accuracy": accuracy}
+        self._last = {"step": step, "reward": reward, "accuracy": statistics.fmean(passed.values())}
         alarms = self.alarms.validation(step, rewards, passed)
         is_first = not self._best
         if is_first or (reward > self._best["reward"] and not self.alarms.hacked):

@@ -19,6 +19,9 @@ _MARK = "\u2042"
 THOUGHT_FIELDS = ("reasoning_content", "thinking")
 """The keys of a message under which chat templates have the model's thoughts."""
 
+_GUESSED_TYPES = {"name": "json", "args": {"allow_non_json": True}}
+"""How a response template reads values that may be JSON or plain text."""
+
 
 class MalformedCall(ValueError):
     """The model's turn contains a tool call that cannot be parsed."""
@@ -53,13 +56,16 @@ def response_format(tokenizer: Any) -> dict[str, Any]:
         ) from None
 
 
-def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> dict[str, Any]:
+def parse_turn(
+    text: str, template: Mapping[str, Any] | None, before: str, tools: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """Return the model's turn as a message, with `tool_calls` if there are any; not those that its thoughts contain.
 
     Args:
         text: the turn, with special tokens if there are tools.
         template: result of `response_format`, or None if there are no tools.
         before: the text before the turn, at least from the header of the turn.
+        tools: their JSON schemas. Some formats write a number and a text alike, and only the schema tells which it is.
 
     Raises:
         MalformedCall: a tool call cannot be parsed.
@@ -76,8 +82,13 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
     if answer_start:  # None in an open thought, 0 without thoughts; a closed thought ends in `text`
         answer = text[answer_start - len(begun) :].lstrip()
         thought = text.removesuffix(answer)
+    calls_format = template["fields"].get("tool_calls", {})
+    schemas = None  # JSON has types of its own: there, the text "1" stays a text
+    if calls_format.get("content") == "xml-inline":
+        schemas = [dict(tool) for tool in tools]
+        template = {**template, "fields": {**template["fields"], "tool_calls": _reading_texts(calls_format)}}
     try:
-        parsed = parse_response(answer, dict(template), prefix=before + thought)
+        parsed = parse_response(answer, dict(template), prefix=before + thought, tools=schemas)
         json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()  # ValueError for half a character, and for NaN
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MalformedCall(first_line(error)) from None
@@ -97,6 +108,14 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _reading_texts(calls_format: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a format of calls that reads values as texts if it guessed their types, as those of TRL 1.14 do."""
+    options = calls_format.get("content_args", {})
+    if options.get("value_parser") == _GUESSED_TYPES:
+        options = {**options, "value_parser": {"name": "text"}}
+    return {**calls_format, "content_args": options}
 
 
 def following_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:

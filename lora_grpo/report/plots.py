@@ -106,8 +106,8 @@ def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
 
 
 def _base_validation(validation: Sequence[Line]) -> Iterator[Line]:
-    """Yield the mean validation results of the base model as metrics of step 0."""
-    base_lines = [line for line in validation if line["step"] == 0]
+    """Yield the mean validation results of the base model as metrics of step 0, without rows whose agent failed."""
+    base_lines = [line for line in validation if line["step"] == 0 and "failure" not in line]
     for metric, entry in (("validation/reward", "reward"), ("validation/accuracy", "passed")):
         values = [line[entry] for line in base_lines if line.get(entry) is not None]
         if values:

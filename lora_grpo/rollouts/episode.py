@@ -154,12 +154,13 @@ class Episode:
             # A thought that is not closed calls no tool.
             if self.tool_call_format and thoughts.answer_of(text) is not None:
                 turn_text = self.tokenizer.decode(token_ids)  # with the special tokens that mark calls
-                message = turns.parse_turn(turn_text, self.tool_call_format, self._text_before_turn)
+                tools = self.row["tools"] or ()
+                message = turns.parse_turn(turn_text, self.tool_call_format, self._text_before_turn, tools)
         except turns.MalformedCall as problem:
             # `message` is still the whole text, without calls.
             answers = [self.session.refuse(str(problem))]
         else:
-            answers = self.session.answer(message)
+            answers = self.session.answer(message, text)
         self.messages.append(message)
 
         if not answers:

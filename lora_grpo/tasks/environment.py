@@ -172,10 +172,13 @@ class Session:
         self.opening: str = opening or ""
         """The text that `reset` returned."""
 
-    def answer(self, message: Mapping[str, Any]) -> list[dict[str, str]]:
+    def answer(self, message: Mapping[str, Any], whole_text: str | None = None) -> list[dict[str, str]]:
         """Return the messages that follow the model's: results of its tool calls, or a reply.
 
         Without a message, the conversation ends.
+
+        Args:
+            whole_text: the turn with its thoughts, if the content of the message may be without them.
         """
         calls = message.get("tool_calls")
         if calls and self._class.has("take_calls"):
@@ -188,6 +191,8 @@ class Session:
         text = message["content"]
         if not self._class.constants.SEES_THOUGHTS:
             text = thoughts.answer_of(text) or ""
+        elif whole_text is not None:
+            text = whole_text
         reply = self._run("reply", self.environment.reply, text)
         if not isinstance(reply, str | None):
             raise CheckError(f"{self._class.path}: reply returned {reply!r:.60}; expected a text or None")

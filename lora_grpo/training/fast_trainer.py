@@ -490,8 +490,9 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         if not self._has_reported_ungraded:
             effect = "the model learns from them through its teacher alone" if self.teacher else "they have no gradient"
             console.note(
-                f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
-                f"{effect}; their fraction is completions/ungraded_ratio in the metrics"
+                f"warning: in step {step} every reward returned None, or the agent failed, for {count} of "
+                f"{len(is_ungraded)} completions, so {effect}; their fraction is completions/ungraded_ratio in the "
+                "metrics"
             )
         self._has_reported_ungraded = True
 

@@ -13,6 +13,8 @@ from lora_grpo.agents import pool
 from lora_grpo.agents.processes import MARK
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.evaluation import sample_and_grade
+from lora_grpo.evaluation.shares import drop_failed
 from lora_grpo.models import base_model, stop_tokens
 from lora_grpo.rollouts import play_all
 from lora_grpo.sampling import Sampler, SamplingParams
@@ -311,6 +313,59 @@ def test_more_failures_than_allowed_end_the_run(sampler, tmp_path):
     with pytest.raises(RunError, match=r"64 of 64 episodes failed, more than MAX_FAILED 0.1 .*no database.*[.]log"):
         play(sampler, rows * 2, group_size=1)
     assert not marked_processes()
+
+
+def test_episodes_that_fail_again_do_not_end_an_evaluation(sampler, tmp_path, monkeypatch):
+    monkeypatch.setattr(sampler, "streams", True)  # as with vLLM, only those that failed are played again
+    text = """
+def agent(row, base_url):
+    reply(OpenAI(base_url=base_url, api_key="-", max_retries=0), asks("Hi"), max_tokens=4)
+    if row["number"] in (0, 10, 20):
+        raise ValueError("no database")
+    return 1.0
+"""
+    rows = rows_of(tmp_path, text)
+    path = tmp_path / "results.jsonl"
+    params = SamplingParams(1, 1.0, 1.0, 100)
+    for _ in range(2):
+        drop_failed(path)
+        try:
+            results = sample_and_grade(path, sampler, rows, rows[0]["task"], params, 0, "it", adapter=True)
+        finally:
+            agents.close_all()  # the second evaluation is in another process
+        assert sum("failure" in result for result in results) == 3
+        assert len(results) == len(rows) == 40
+
+
+def test_a_proxy_of_the_environment_is_not_asked(sampler, tmp_path, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    text = """
+import os
+def agent(row, base_url):
+    reply(OpenAI(base_url=base_url, api_key="-", max_retries=0), asks("Hi"), max_tokens=4)
+    return float(os.environ["no_proxy"].startswith("example.com"))
+"""
+    [episode] = play(sampler, rows_of(tmp_path, text)[:1], group_size=1)
+    assert (episode.agent.failure, episode.verdict.value) == ("", 1.0)
+
+
+def test_sets_have_the_same_order_in_every_process(sampler, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    text = """
+def agent(row, base_url):
+    reply(OpenAI(base_url=base_url, api_key="-", max_retries=0), asks("Hi"), max_tokens=4)
+    with open("hashes", "a") as file:
+        print(hash("plum"), file=file)
+    return 1.0
+"""
+    rows = rows_of(tmp_path, text)[:1]
+    for _ in range(2):
+        play(sampler, rows, group_size=1)
+    first, second = (tmp_path / "hashes").read_text().splitlines()
+    assert first == second
 
 
 def test_a_file_that_cannot_be_imported_by_its_processes_is_one_line(sampler, tmp_path):

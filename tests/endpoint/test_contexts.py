@@ -10,6 +10,8 @@ from lora_grpo.endpoint.protocol import RequestError
 from lora_grpo.models import base_model
 
 NO_CONTEXT = Context([], "", "", parent=None)
+ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+TOOLS = [{"type": "function", "function": ADD}]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def tokenizer():
     ],
 )
 def test_thoughts_are_no_content(tokenizer, text, content, thought):
-    message = answer_message(tokenizer, NO_CONTEXT, [], text, has_tools=False)
+    message = answer_message(tokenizer, NO_CONTEXT, [], text, tools=[])
     assert message["content"] == content
     assert message.get("reasoning_content") == thought
 
@@ -39,7 +41,7 @@ def test_thoughts_are_no_content(tokenizer, text, content, thought):
 def test_tool_calls_are_parsed_and_malformed_ones_stay_in_the_content(tokenizer):
     def message_of(text):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return answer_message(tokenizer, Context([], "<|im_start|>assistant\n", "", None), ids, text, has_tools=True)
+        return answer_message(tokenizer, Context([], "<|im_start|>assistant\n", "", None), ids, text, tools=TOOLS)
 
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     message = message_of(f"Let me see.\n{call}")
@@ -47,6 +49,15 @@ def test_tool_calls_are_parsed_and_malformed_ones_stay_in_the_content(tokenizer)
     assert "tool_call" not in message["content"]
     for text in ('<tool_call>\n{"name": "add"\n</tool_call>', "<think>" + call, "No call."):
         assert "tool_calls" not in message_of(text)
+
+
+def test_the_arguments_of_a_call_have_the_types_of_the_tool(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", chat_template_utils.qwen3_5_nothink_chat_template)
+    text = "<tool_call>\n<function=add>\n<parameter=a>\n12\n</parameter>\n</function>\n</tool_call>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    context = Context([], "<|im_start|>assistant\n", "", None)
+    [call] = answer_message(tokenizer, context, ids, text, tools=TOOLS)["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": {"a": 12}}
 
 
 def test_what_a_client_changes_in_a_message_without_meaning_continues_the_same_ids(tokenizer):
@@ -75,6 +86,28 @@ def test_what_a_client_changes_in_a_message_without_meaning_continues_the_same_i
     assert parent_of({"role": "system", "content": "Be brief."}, question, answer, following) is None
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     assert parent_of(question, answer, following, tools=[tool]) is None
+
+
+def test_a_text_after_a_stop_is_read_as_the_client_sends_it(tokenizer):
+    from lora_grpo.endpoint import Call
+
+    def encode(prompts):
+        return tokenizer(prompts, add_special_tokens=False)["input_ids"]
+
+    conversations = KnownConversations(tokenizer, [2], encode)
+    prompt = "Question: 3 and 4?\nThought:"
+    context = conversations.text_context(prompt)
+    [sampled_ids] = encode([" I add.\nObservation:"])
+    # The sampler has ended at the stop "\nObservation:", and the answer is the text before it.
+    call = Call(context.token_ids, sampled_ids, None, " I add.", False, False, [], None, (0, [], 0))
+    conversations.add_text(prompt, call)
+
+    after_stop = conversations.text_context(f"{prompt} I add.\nObservation: 7")
+    assert after_stop.parent is call
+    assert after_stop.token_ids == [*call.all_ids, *encode([" 7"])[0]]
+    without_stop = conversations.text_context(f"{prompt} I add.\nAnswer:")
+    assert without_stop.parent is None
+    assert "Observation" not in tokenizer.decode(without_stop.token_ids)
 
 
 def test_a_model_without_a_chat_template_refuses_the_result_of_a_tool():

@@ -1,4 +1,4 @@
-"""Rewards that return None: such rows have no gradient and are left out of means, and the run goes on."""
+"""Rewards that return None, and agents that fail: their rows have no gradient and are left out of means."""
 
 import json
 import statistics
@@ -7,6 +7,8 @@ import pytest
 from helpers.tiny_runs import run_tiny
 
 from lora_grpo.cli import verbs
+from lora_grpo.monitoring.alarms import Alarms
+from lora_grpo.monitoring.monitor import Monitor
 from lora_grpo.progress import Progress
 from lora_grpo.runs import read_metrics
 
@@ -105,6 +107,27 @@ def test_a_run_whose_rows_are_never_graded_ends_with_its_evaluation(tmp_path, fi
     shown = capsys.readouterr()
     assert not ended.value.code, shown.err
     assert "reward: none" in shown.out
+
+
+def validation_lines(results):
+    """Return the lines of a validation pass: + is a right answer, - a wrong one, and x a failed agent."""
+    made = []
+    for number, result in enumerate(results):
+        line = {"id": str(number), "reward": float(result == "+"), "passed": result == "+"}
+        made.append({**line, "reward": None, "failure": "KeyError: 1"} if result == "x" else line)
+    return made
+
+
+def test_a_failed_agent_is_no_wrong_answer_of_a_validation_pass():
+    monitor = Monitor(None, None, None, Alarms(1.0), None, None, None, None)
+    assert monitor._record_pass(0, validation_lines("+" * 20 + "-" * 20)) == []
+    # The reward rises because failed rows have none. No answer became wrong.
+    assert monitor._record_pass(10, validation_lines("x" * 12 + "+" * 8 + "-" * 10 + "x" * 10)) == []
+    assert monitor._last["accuracy"] == pytest.approx(8 / 18)
+    assert monitor._record_pass(20, validation_lines("x" * 12 + "+" * 8 + "-" * 2 + "x" * 18)) == []
+    assert (monitor._last["accuracy"], monitor._best["step"]) == (0.8, 20)
+    assert monitor._record_pass(30, validation_lines("x" * 40)) == []
+    assert monitor._last == {"step": 30}
 
 
 @pytest.mark.parametrize(

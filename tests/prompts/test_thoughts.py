@@ -7,7 +7,7 @@ from lora_grpo.data import gold_episodes
 from lora_grpo.errors import UserError
 from lora_grpo.grading import mathematics, numbers
 from lora_grpo.grading.code_extraction import extract_program
-from lora_grpo.prompts import chat, thoughts
+from lora_grpo.prompts import chat, thoughts, turns
 from lora_grpo.prompts.chat import add_prompts
 from lora_grpo.prompts.template_variables import set_variables
 from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
@@ -472,8 +472,6 @@ CALL = '<tool_call>\n{{"name": "look", "arguments": {{"place": "{}"}}}}\n</tool_
     ],
 )
 def test_a_call_inside_a_thought_is_not_made(tmp_path, text, called, thought):
-    from lora_grpo.prompts import turns
-
     task, row = open_row(tmp_path / "tools.py", TOOLS)
     tokenizer = tokenizer_of("qwen3")
     prompt = chat.render_row(tokenizer, row)
@@ -484,6 +482,34 @@ def test_a_call_inside_a_thought_is_not_made(tmp_path, text, called, thought):
     assert called == task.module.CALLED
     assert (thought or "") in episode.text
     assert isinstance(episode.session, Session) and episode.session.failed_calls == 0
+
+
+def test_reply_hears_the_thoughts_also_in_a_task_with_tools(tmp_path):
+    reply = "    def reply(self, text): CALLED.append(text)\n"
+    source = TOOLS.replace("    def get_reward", f"{reply}    def get_reward") + "SEES_THOUGHTS = True\n"
+    task, row = open_row(tmp_path / "tools.py", source)
+    tokenizer = tokenizer_of("qwen3")
+    prompt = chat.render_row(tokenizer, row)
+    form = turns.response_format(tokenizer)
+    episode = Episode(row, prompt, [1], tokenizer, [tokenizer.eos_token_id], 2000, form)
+    text = "<think>\nHm.\n</think>\n\nNo."
+    sampled = tokenizer(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"]
+    episode.take(sampled, text, [0.0] * len(sampled), truncated=False)
+    assert [text] == task.module.CALLED
+
+
+def test_a_tool_gets_arguments_of_its_types_from_a_format_without_types(tmp_path):
+    task, row = open_row(tmp_path / "tools.py", TOOLS.replace("place: str", "place: int"))
+    tokenizer = tokenizer_of("qwen3_5_think")
+    call = {"type": "function", "function": {"name": "look", "arguments": {"place": 12}}}
+    written_call = turns.answer_text(tokenizer, {"role": "assistant", "content": "", "tool_calls": [call]})
+    prompt = chat.render_row(tokenizer, row)
+    form = turns.response_format(tokenizer)
+    episode = Episode(row, prompt, [1], tokenizer, [tokenizer.eos_token_id], 2000, form)
+    text = f"Hm.\n</think>\n\n{written_call}"
+    sampled = tokenizer(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"]
+    episode.take(sampled, text, [0.0] * len(sampled), truncated=False)
+    assert (task.module.CALLED, episode.session.failed_calls) == ([12], 0)
 
 
 def test_a_prompt_of_one_message_of_the_assistant_is_refused():
