@@ -192,8 +192,8 @@ class TrainConfig:
     reference answer per prompt."""
     micro_batch_size: PositiveInt | None = None
     """Completions per device in each forward and backward pass. By default, uses the largest size that fits in GPU
-    memory, or at most 8 on a CPU. It affects rounding only, except with some fields of --grpo, which need it:
-    loss_type=bnpo, entropy_coef, use_adaptive_entropy and top_entropy_quantile."""
+    memory, or at most 8 on a CPU. It affects rounding only, except with fields of TRL that need it: loss_type=bnpo,
+    entropy_coef, use_adaptive_entropy and top_entropy_quantile."""
     learning_rate: Fraction = 2e-5
     """Peak learning rate."""
     lr_scheduler: LrScheduler = "constant_with_warmup"
