@@ -96,7 +96,10 @@ def tiny(study, monkeypatch):
     monkeypatch.setattr(gsm8k_study, "LENGTHS", {"gsm8k": 8, "humaneval": 8})
     monkeypatch.setattr(gsm8k_study, "FORGETTING", ("humaneval",))
     problem = {"task_id": "HumanEval/0", "entry_point": "one", "canonical_solution": "    return 1\n"}
-    problem |= {"prompt": "def one():\n", "test": "def check(candidate):\n    assert candidate() == 1\n"}
+    problem |= {
+        "prompt": 'def one():\n    """Return 1."""\n',
+        "test": "def check(candidate):\n    assert candidate() == 1\n",
+    }
     study.humaneval.write_text(json_files.dump_lines([problem]), encoding="utf-8")
     study.begin()
     return study
