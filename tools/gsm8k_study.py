@@ -20,6 +20,7 @@ adjusted for their number (Holm). Minutes are those of training, without evaluat
 """
 
 import argparse
+import functools
 import json
 import os
 import runpy
@@ -168,19 +169,14 @@ class Study:
 
     def _steps_of_sft(self, seed: int) -> int:
         """Return the steps in which SFT trains on as many tokens of answers as GRPO of the same seed did."""
-        from transformers import AutoTokenizer
-
         grpo = self.model("grpo", seed)
         config = read_record(grpo)["config"]
         completions_per_step = config["sampling"]["num_generations"] * config["train"]["prompts_per_step"]
         sampled = completions_per_step * sum(line["completions/mean_length"] for line in read_metrics(grpo))
 
-        tokenizer = AutoTokenizer.from_pretrained(self.model(BASE, seed))
-        task = get_task("gsm8k")
-        references = [task.gold(row) for row in json_files.read_finished_lines(self.rows("train"))]
-        tokens_per_reference = 1 + statistics.fmean(len(ids) for ids in tokenizer(references)["input_ids"])  # with EOS
         references_per_step = read_record(self.model("sft", seed))["config"]["train"]["prompts_per_step"]
-        return round(sampled / (tokens_per_reference * references_per_step))
+        tokens_per_step = references_per_step * mean_reference_tokens(self.model(BASE, seed), self.rows("train"))
+        return round(sampled / tokens_per_step)
 
     def _plain(self, stage: str, seed: int) -> Path:
         """Return the last checkpoint of TRL's trainer. An interrupted run of it starts over."""
@@ -214,6 +210,17 @@ class Study:
             flags += ["--data", str(self.rows("test"))]
         name = f"{task.replace(':', '-')}-{samples}"
         return evaluate_once(model, flags, (self.folder / BASE if stage == BASE else model) / name)
+
+
+@functools.cache
+def mean_reference_tokens(model: Path, rows: Path) -> float:
+    """Return the mean number of tokens of the reference answers of a file, with the EOS token."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    task = get_task("gsm8k")
+    references = [task.gold(row) for row in json_files.read_finished_lines(rows)]
+    return 1 + statistics.fmean(len(ids) for ids in tokenizer(references)["input_ids"])
 
 
 def execute(*command: str) -> None:
