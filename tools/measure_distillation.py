@@ -13,6 +13,7 @@ distilled       from `sft`, the teacher alone, in half of the steps of `grpo`
 distilled-kl    the same with the whole distribution, KL(model || teacher)
 distilled-fast  the same in 8 steps of a quarter of the completions, with twice the learning rate after a warmup
 both            from `sft`, the teacher beside the rewards, in the steps of `grpo`
+both-half       the same in half of the steps
 self            from `sft`, the model with `teacher_prompt(row)` as its teacher, in the steps of `grpo`
 self-fast       the same in the steps of `distilled-fast`
 sft-longer      SFT from `sft` on the same references, as many steps again
@@ -56,6 +57,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "distilled-kl": (*FROM_SFT, *TEACHER, *ALONE, *HALF, "--teacher.loss", "reverse_kl"),
     "distilled-fast": (*FROM_SFT, *TEACHER, *ALONE, "--teacher.loss", "reverse_kl", *FAST),
     "both": (*FROM_SFT, *TEACHER),
+    "both-half": (*FROM_SFT, *TEACHER, *HALF),
     "self": (*FROM_SFT, *SELF),
     "self-fast": (*FROM_SFT, *SELF, "--teacher.loss", "reverse_kl", *FAST),
     "sft-longer": FROM_SFT,
