@@ -19,9 +19,14 @@ def page() -> str:
     ]
     return "\n".join(
         [
-            "# Tasks",
+            "# Built-in tasks",
             "",
-            "`lora-grpo tasks NAME` also prints how one is checked and the data it needs.",
+            "Train and evaluate on these tasks, or on [your own](your-task.md). RUN is a run, an adapter or a model. This",
+            "command prints the check and the data of a task:",
+            "",
+            "```",
+            "lora-grpo tasks gsm8k",
+            "```",
             "",
             "|task|problems|example|model|command|",
             "|---|---|---|---|---|",
