@@ -21,8 +21,8 @@ def page() -> str:
         [
             "# Built-in tasks",
             "",
-            "Train and evaluate on these tasks, or on [your own](your-task.md). RUN is a run, an adapter or a model. This",
-            "command prints the check and the data of a task:",
+            "Train and evaluate on these tasks, or on [your own](your-task.md). RUN is a run, an adapter or a model.",
+            "This command prints the check and the data of a task:",
             "",
             "```",
             "lora-grpo tasks gsm8k",
