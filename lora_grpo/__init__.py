@@ -23,7 +23,7 @@ config/        every setting with its unit; presets, batch arithmetic
 hardware/      GPUs, drivers, and what `auto` chooses for this machine
 prompts/       the text around answers: chat templates, prompt styles, turns, thoughts
 grading/       answers and programs of completions -> verdicts
-tasks/         GSM8K, HumanEval, MBPP, bundled problems, other packages' tasks, a user's file
+tasks/         GSM8K, HumanEval, MBPP, bundled problems, tasks of other packages, a user's file
 data/          splits, their order and fingerprints
 starter/       the bundled 2-million-parameter model and its problems
 sandbox/       runs programs that a model wrote, isolated from their tests and from this machine
@@ -47,8 +47,8 @@ verify/        whether an engine, a file or a server uses an adapter
 hub/           files, model card and push
 files/         atomic writes, locks, JSON Lines, safetensors
 
-__main__.py is `lora-grpo`, commands.py the table of its commands. python_objects.py holds what Python code gives in
-place of a name, process_state.py says what a command or a call changes in its process, workers.py calls functions
+__main__.py is `lora-grpo`, and commands.py the table of its commands. python_objects.py holds the objects that Python
+code passes instead of names, process_state.py sets and restores the state of a process, and workers.py calls functions
 in a process with a time limit. asynchronous.py, console.py, flags.py, distributed.py, progress.py and errors.py belong
 to no folder.
 

@@ -50,7 +50,7 @@ Write a starting point for your own task: a folder with a task file, its tests a
     cd my_task && lora-grpo train my_task.py
 
 The task file is also a recipe, and `uv run my_task.py` trains without an installation. The example in it is complete:
-replace its functions a part at a time. docs/your-task.md explains them.
+replace its functions one at a time. docs/your-task.md explains them.
 """,
     ),
     "train": Verb(
@@ -79,7 +79,7 @@ List the tasks to train and evaluate on, which model each is for, and the comman
 
 RUN is the folder of a run, an adapter or a model, or a Hub id. With --dry-run, a command of `train` prints a prompt and
 its rewards; with --plan, its memory; with --preview, whether the model can learn the task. Without a GPU, `train` uses
-the bundled model, which knows only tasks with this label; for another `train task`, try --preset laptop and --preview.
+the bundled model, which can learn only the tasks labeled with it; for other tasks, try --preset laptop and --preview.
 """,
     ),
     "evaluate": Verb(
@@ -96,10 +96,10 @@ Evaluate a run, an adapter or a model on built-in tasks or your own, or grade a 
     lora-grpo evaluate outputs/gsm8k_lora --task math500 ifeval humaneval --compare base
 
 `lora-grpo tasks` lists the tasks, such as gsm8k, math500, ifeval and humaneval. The command reports pass@k with 95%
-intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
-command to continue; for a finished evaluation, the command prints the stored results. Several tasks get one table,
-with p-values adjusted for their number. A file of samples has one JSON object per line with `task_id` and
-`completion`, the format of HumanEval's harness.
+intervals and, for two models, a paired test. If the evaluation is interrupted, run the same command to continue; for a
+finished evaluation, the command prints the stored results. Several tasks get one table, with p-values adjusted for
+their number. A file of samples has one JSON object per line with `task_id` and `completion`, the format of HumanEval's
+harness.
 """,
     ),
     "chat": Verb(
@@ -108,14 +108,13 @@ with p-values adjusted for their number. A file of samples has one JSON object p
         function="run_chat",
         has_script=False,
         help="""\
-Ask a run, an adapter, a model or a GGUF file questions, and see the answers before and after training.
+Ask a run, an adapter, a model or a GGUF file questions, and compare the answers before and after training.
 
     lora-grpo chat outputs/gsm8k_lora                       # type questions; Ctrl-D ends
     lora-grpo chat outputs/gsm8k_lora "Tom has 3 plums and buys 4. How many plums does he have?"
     lora-grpo chat outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf
 
-Prompts have the system prompt and the chat template of the training. Each question is answered alone, as in
-training.
+Prompts use the system prompt and the chat template of training. Each question is answered on its own, as in training.
 """,
     ),
     "serve": Verb(
@@ -129,9 +128,9 @@ Serve a run, an adapter, a model or a GGUF file at an OpenAI-compatible address,
     lora-grpo serve outputs/gsm8k_lora                      # http://127.0.0.1:8000/v1, models gsm8k_lora and base
     lora-grpo serve outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf --port 8001
 
-A run and an adapter have two models: their own name, and `base` without the adapter. Each request is answered alone,
-with the chat template of the training and the temperature of the request (default 1; 0 is greedy). Clients send their
-own messages: for answers as in the run's evaluation, send the system prompt of the training, which this command prints.
+For a run or an adapter, the server has two models: one with its name, and `base` without the adapter. It uses the chat
+template of training and the temperature of the request (default 1; 0 is greedy), and keeps no state between requests.
+For answers as in the run's evaluation, send the system prompt of training, which this command prints.
 """,
     ),
     "merge": Verb(
@@ -188,9 +187,9 @@ Verify that a merged model, a GGUF file, an engine or a server uses an adapter, 
     lora-grpo verify outputs/gsm8k_lora --against outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf vllm
     lora-grpo verify my_adapter --base Qwen/Qwen2.5-1.5B-Instruct --against http://127.0.0.1:8000#my_adapter
 
-Each target samples short completions. The base and the base with the adapter score the same tokens with transformers,
-and the logprobs tell which of the two the target is. The exit code is 0 if all targets answer as the adapter does, and
-1 if one does not, or if that cannot be told. docs/verify.md says what to do then.
+Each target samples short completions. The base with and without the adapter scores the same tokens with transformers,
+and the logprobs show which of the two the target is. The exit code is 0 if all targets answer like the adapter, and 1
+if one does not, or if the result is unclear. docs/verify.md says what to do then.
 """,
     ),
     "report": Verb(
@@ -231,10 +230,9 @@ Check whether this GPU can run a recipe, and which engine and sampling backend i
     lora-grpo check-gpu                    # at most 30 minutes, no network access
     lora-grpo check-gpu --short            # the default engine first, at most 5 minutes for each run
 
-The model has the shape of Qwen2.5-1.5B (0.5B below 12 GB), with random weights. Each row of the table reports the
-step time by phase, and the planned and measured memory. The table is also printed after Ctrl-C.
-The fastest engine becomes the meaning of `auto` on this GPU. The exit code is 1 if a run failed or had no time to
-finish a step, and 2 without a GPU.
+The model has the shape of Qwen2.5-1.5B (0.5B below 12 GB), with random weights. Each row of the table reports the step
+time by phase, and the planned and measured memory. The table is also printed after Ctrl-C. Later runs with `auto` use
+the fastest engine. The exit code is 1 if a run failed or had no time to finish a step, and 2 without a GPU.
 """,
     ),
 }

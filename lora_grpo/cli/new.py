@@ -24,7 +24,7 @@ class NewOptions:
     """Flags of `lora-grpo new`."""
 
     name: Annotated[str, Flag("NAME")]
-    """Name of the task: the folder that is created in the current one, the module in it, and the run."""
+    """Name of the task: of the new folder, of the module in it, and of the run."""
 
 
 def run_new(options: NewOptions) -> None:

@@ -36,7 +36,7 @@ class ServeOptions(ModelFlags):
     """Address to listen on. There is no password, so anyone who can reach another address can use the model. On this
     one, requests must name 127.0.0.1 or localhost; a proxy with another name needs `--host 0.0.0.0`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 selects a free one."""
     context_tokens: PositiveInt | None = None
     """Maximum length of a prompt plus its answer in tokens; default: 4096, or the model's context if that is less."""
     backend: Backend = "auto"

@@ -43,7 +43,7 @@ class WatchOptions:
     """Address to listen on. There is no password, so anyone who can reach another address can read the report. On this
     one, browsers must ask for 127.0.0.1 or localhost; a proxy with another name needs `--host 0.0.0.0`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8008
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 selects a free one."""
 
 
 def run_watch(options: WatchOptions) -> None:

@@ -88,8 +88,8 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Allow running Python code from the model's repository."""
     chat_template: str | None = None
-    """Chat template in place of the model's: the name of one that TRL contains, e.g. qwen2_5, or a Jinja file. For
-    tools with a model whose own template renders none."""
+    """Chat template to use instead of the model's: the name of one that TRL contains, e.g. qwen2_5, or a Jinja file.
+    For a model whose own template does not render tools."""
     chat_template_kwargs: tuple[str, ...] = ()
     """Variables of the model's chat template as KEY=VALUE, e.g. enable_thinking=false. By default, a model with this
     switch thinks if max_completion_tokens is at least 2048."""
@@ -162,7 +162,8 @@ class SamplingConfig:
     """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the fraction that is truncated. In a
     conversation, all tokens after the prompt, of all turns and of the environment."""
     max_turn_tokens: PositiveInt | None = None
-    """Maximum length of the model's turn in a conversation, in tokens. By default, what is left."""
+    """Maximum length of the model's turn in a conversation, in tokens. By default, the rest of
+    max_completion_tokens."""
     temperature: Temperature = 1.0
     """Sampling temperature of the training rollouts and of the validation set."""
     top_p: Fraction = 1.0
@@ -176,11 +177,11 @@ class SamplingConfig:
     """Folder for each step's adapter, with the same path on this machine and on the server. By default, uses a
     temporary folder, which requires the server to run on this machine."""
     reproducible: bool = False
-    """Have vLLM's LoRA kernels add in a fixed order on a GPU. Their default adds in an order that changes from run to
-    run, and with it the rounding."""
+    """Make vLLM's LoRA kernels add in a fixed order on a GPU. By default, the order and therefore the rounding change
+    from run to run."""
     engine_sleep: bool | None = None
-    """Whether vLLM gives its GPU memory back while the model is trained. By default, only if training does not fit
-    beside it, because waking up takes time at every step."""
+    """Whether vLLM releases its GPU memory during training. By default, only if training does not fit beside it,
+    because waking up takes time at every step."""
 
 
 @dataclass(frozen=True)
@@ -236,17 +237,17 @@ class TeacherConfig:
     """Weight of the teacher: of logprob(teacher) - logprob(model) in the advantage of each token or, with another
     `teacher.loss` than `sampled`, of the divergence in the loss."""
     reward_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """Weight of the rewards' advantage beside the teacher. With 0, the model learns from the teacher alone, and rewards
+    """Weight of the rewards' advantage beside the teacher. With 0, the model learns only from the teacher, and rewards
     are only measured."""
     loss: TeacherLoss = "sampled"
-    """What is learned from the teacher. `sampled` uses its logprobs of the sampled tokens. The others compare whole
-    distributions, which has less noise and needs more memory: `reverse_kl` KL(model || teacher), `forward_kl`
-    KL(teacher || model), or `jsd`, the Jensen-Shannon divergence."""
+    """How the model learns from the teacher. `sampled` uses the teacher's logprobs of the sampled tokens. The others
+    compare whole distributions, which has less noise and needs more memory: `reverse_kl` KL(model || teacher),
+    `forward_kl` KL(teacher || model), or `jsd`, the Jensen-Shannon divergence."""
     own_prompt: bool | None = None
-    """Whether the teacher reads `teacher_prompt(row)` of the task file in place of the model's prompts. By default,
-    only with `self`."""
+    """Whether the teacher reads `teacher_prompt(row)` of the task file instead of the model's prompts. By default, only
+    with `self`."""
     bits: Literal[4, 16] = 4
-    """Bits per weight of a teacher with a base of its own. A teacher on the same base has those of the base."""
+    """Bits per weight of a teacher with its own base. A teacher on the same base uses the bits of that base."""
 
     @property
     def reads_own_prompt(self) -> bool:

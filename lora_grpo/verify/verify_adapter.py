@@ -52,12 +52,12 @@ class VerifyOptions(ModelFlags):
     num_prompts: PositiveInt = 12
     """Number of prompts."""
     tokens: PositiveInt = 32
-    """Number of tokens that are sampled for each prompt."""
+    """Number of tokens to sample for each prompt."""
     weight_bits: Literal[4, 5, 8, 16, 32] | None = None
-    """Bits of the target's weights, which decide what is rounding; default: what the target says, else 16."""
+    """Bits per weight of the target, which determine the expected rounding; default: as the target reports, else 16."""
     bits: Literal[4, 16] | None = None
-    """Precision of the base that the adapter is compared on; default: 16, and then 4 (NF4) for a run that was trained
-    so, if a target is neither of the two in 16 bits."""
+    """Precision of the reference base; default: 16, then also 4 (NF4) for a run that was trained in 4 bits, if a target
+    matches neither base nor adapter in 16 bits."""
 
 
 def run_verify(options: VerifyOptions) -> None:
