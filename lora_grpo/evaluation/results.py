@@ -59,7 +59,11 @@ def is_greedy(result: Mapping[str, Any]) -> bool:
 
 
 def has_failed(result: Mapping[str, Any]) -> bool:
-    """Return whether the agent of an episode failed. Such a result says nothing about the model, and counts nowhere."""
+    """Return whether the agent of an episode failed. Such a result says nothing about the model, and counts nowhere.
+
+    Args:
+        result: a line of results.jsonl, or of the log of a run's completions.
+    """
     return "failure" in result
 
 
@@ -98,18 +102,15 @@ def episode_result(task: str, sample_index: str | int, episode: Episode, verdict
         result["response"] = response
     elif verdict.extracted is not None:
         result["extracted"] = verdict.extracted
-    if episode.session:
+    if episode.session or episode.agent:
         result["messages"] = episode.messages
         result["turns"] = episode.turns
         result["ended_by"] = episode.ended_by
+    if episode.session:
         result["tool_calls"] = episode.session.calls
         result["failed_calls"] = episode.session.failed_calls
-    if episode.agent:
-        result["messages"] = episode.messages
-        result["turns"] = episode.turns
-        result["ended_by"] = episode.ended_by
-        if episode.agent.failure:
-            result["failure"] = episode.agent.failure
+    if episode.failure:
+        result["failure"] = episode.failure
     result["num_tokens"] = sum(episode.loss_mask)
     result["truncated"] = episode.truncated
     return result
