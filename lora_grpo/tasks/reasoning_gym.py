@@ -62,6 +62,8 @@ _FUNCTIONS = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh
 class Generator(Task):
     """The task of one generator."""
 
+    grading = "the answer in the last <answer>, \\boxed{} or ####, by the generator's scorer: 1 passes"
+
     name: str
     """As in reasoning-gym: "countdown"."""
 

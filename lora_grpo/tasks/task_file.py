@@ -121,6 +121,16 @@ class TaskFile(Task):
         return hasattr(self.module, "teacher_prompt")
 
     @property
+    def grading(self) -> str:
+        """Names the grader, which a reader finds in the file."""
+        grader = "check"
+        if self.environment:
+            grader = "Environment"
+        elif self.agent:
+            grader = "AGENT" if self.agent.command else "agent"
+        return f"`{grader}` in {self.path.name}"
+
+    @property
     def takes_source(self) -> bool:
         """Whether `load` reads `--data.train` and `--data.eval`."""
         return "source" in inspect.signature(self.module.load).parameters
