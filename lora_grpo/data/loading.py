@@ -195,7 +195,7 @@ def _with_prompts(rows: Sequence[Row], task_name: str, style: str, examples: Seq
     task = get_task(task_name)
     if not isinstance(task, TaskFile):
         return prompted_rows
-    # `open` starts an environment for each row, so it is called only for rows that a run uses.
+    # This starts an environment for each row, so it is done only for rows that a run uses.
     return [task.with_opening(row) for row in prompted_rows]
 
 
