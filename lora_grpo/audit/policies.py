@@ -120,7 +120,9 @@ class Game:
     def _next_message(self) -> Message | None:
         """Return the policy's next message, None if it has no more."""
         if not callable(self.policy):
-            return self.policy[self.turn] if self.turn < len(self.policy) else None
+            if self.turn < len(self.policy):
+                return self.policy[self.turn]
+            return None
         message = self.policy(self)
         if isinstance(message, str):
             return {"role": "assistant", "content": message}

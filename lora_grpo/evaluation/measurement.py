@@ -99,17 +99,23 @@ def without_failed(sides: Sequence[Sequence[Result]], ks: Sequence[int]) -> list
     If a problem then has too few samples for the largest k, it is left out, of both models, because comparisons are
     paired. Its greedy sample and the others are apart in this, too.
     """
-    left_out = set()
+    played_by_side = []
+    left_out = set()  # problems, apart for each kind of samples
     for results in sides:
-        remaining = Counter(_problem_and_kind(result) for result in results if not has_failed(result))
-        for problem, greedy in map(_problem_and_kind, filter(has_failed, results)):
-            needed = 1 if greedy else max(ks, default=1)
-            if remaining[problem, greedy] < needed:
-                left_out.add((problem, greedy))
-    return [
-        [result for result in results if not has_failed(result) and _problem_and_kind(result) not in left_out]
-        for results in sides
-    ]
+        played = [result for result in results if not has_failed(result)]
+        played_by_side.append(played)
+        num_played = Counter(_problem_and_kind(result) for result in played)
+        for result in results:
+            if not has_failed(result):
+                continue
+            needed = 1 if is_greedy(result) else max(ks, default=1)
+            if num_played[_problem_and_kind(result)] < needed:
+                left_out.add(_problem_and_kind(result))
+
+    remaining_by_side = []
+    for played in played_by_side:
+        remaining_by_side.append([result for result in played if _problem_and_kind(result) not in left_out])
+    return remaining_by_side
 
 
 def _problem_and_kind(result: Result) -> tuple[str, bool]:

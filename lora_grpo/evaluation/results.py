@@ -146,7 +146,8 @@ def append_batches(
             num_passed.update(is_greedy(result) for result in batch if result["passed"])
             greedy = is_greedy(batch[-1])
             rate = num_passed[greedy] / max(1, num_samples[greedy])
-            progress.show(len(results), f"{rate:.1%} of greedy ones pass" if greedy else f"{rate:.1%} pass")
+            which = " of greedy ones" if greedy else ""
+            progress.show(len(results), f"{rate:.1%}{which} pass")
     return results
 
 
@@ -177,8 +178,10 @@ def check_folder(folder: Path, request: Request) -> None:
     before = state[RESULTS]["request"]
     changes = []
     for name in sorted(before.keys() | request.keys()):
-        if before.get(name) != request.get(name):
-            changes.append(f"{name} was {json.dumps(before.get(name)):.40}, now {json.dumps(request.get(name)):.40}")
+        old = before.get(name)
+        new = request.get(name)
+        if old != new:
+            changes.append(f"{name} was {json.dumps(old):.40}, now {json.dumps(new):.40}")
     if changes:
         raise UserError(
             f"{folder} contains another evaluation: {'; '.join(changes)}; pass another --output-dir, or delete it"

@@ -43,6 +43,8 @@ from lora_grpo.tasks import CODE_TASKS, MBPP, grade_all, task_sha256, task_title
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
+_NOT_COPIED = (*GRADES, "messages", "failure")
+"""Entries of a line that its result does not keep, because other tools may use them with another meaning."""
 _EXPECTED = "one JSON object with 'task_id' and 'completion' a line"
 
 
@@ -65,11 +67,13 @@ class SampleFile:
     """A validated file of samples to grade."""
 
     label: str
+    """The name of the file in reports."""
     task: str
     samples: list[Sample]
     request: Request
     protocol: Protocol
     limits: sandbox.Settings
+    """The limits of programs, if the task grades programs."""
 
     @property
     def problem_ids(self) -> set[str]:
@@ -203,9 +207,10 @@ def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
         verdicts = grade_all(task, [sample.completion for sample in samples], rows)
     results = []
     for sample, verdict in zip(samples, verdicts, strict=True):
-        # Keys of the line are kept, except for those that other tools may use with another meaning.
-        entries = {key: value for key, value in sample.line.items() if key not in (*GRADES, "messages", "failure")}
-        results.append({**entries, **verdict_entries(verdict)})
+        result = dict(sample.line)
+        for key in _NOT_COPIED:
+            result.pop(key, None)
+        results.append({**result, **verdict_entries(verdict)})
     return results
 
 
