@@ -242,7 +242,7 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
     """
     counts: dict[str, float] = {}
     for rule in RULES:
-        if rule in results[0]:
+        if any(rule in result for result in results):
             counts[f"{rule} rule"] = sum(result.get(rule) is True for result in results)
     passed_by_source: Counter[str] = Counter()
     for result in results:

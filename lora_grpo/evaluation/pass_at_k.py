@@ -51,7 +51,7 @@ def estimate_pass_at_k(
 ) -> tuple[NDArray[np.float64], Interval]:
     """Estimate pass@k for every problem from its (samples, passed), and the interval of the mean.
 
-    The interval is Wilson's if each problem has one sample, else from a bootstrap with the seed.
+    The interval is Wilson's if each problem has one sample, else `bootstrap_interval` with the seed.
     """
     values = np.array([pass_at_k(samples, passed, k) for samples, passed in counts])
     if all(samples == 1 for samples, _ in counts):
@@ -68,8 +68,13 @@ def wilson_interval(num_correct: float, num_trials: int) -> Interval:
     center = rate + _Z * _Z / (2 * num_trials)
     half_width = _Z * math.sqrt(rate * (1 - rate) / num_trials + _Z * _Z / (4 * num_trials**2))
     scale = 1 + _Z * _Z / num_trials
-    low = 0.0 if num_correct == 0 else (center - half_width) / scale  # avoids a rounding error of ±1e-18
-    high = 1.0 if num_correct == num_trials else (center + half_width) / scale
+    low = (center - half_width) / scale
+    high = (center + half_width) / scale
+    # Exactly 0 and 1, without a rounding error of ±1e-18.
+    if num_correct == 0:
+        low = 0.0
+    if num_correct == num_trials:
+        high = 1.0
     return Interval(low, high)
 
 

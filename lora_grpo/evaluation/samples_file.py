@@ -139,13 +139,17 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
         rows = MBPP().load_all_splits(data.eval, columns)
     else:
         rows = load_split(data, "eval")
+
+    # What the verdicts depend on, beside samples and rows.
     grading: dict[str, Any] = {}
     if task in CODE_TASKS:
         grading = asdict(options.sandbox)
         del grading["workers"]  # the number of workers changes no verdict
     else:
-        grading["style"] = options.style or ("hashes" if task == "gsm8k" else "xml")
+        usual_style = "hashes" if task == "gsm8k" else "xml"
+        grading["style"] = options.style or usual_style
         rows = [{**row, "prompt_style": grading["style"]} for row in rows]
+
     samples = _read_lines(path, task, rows)
     data_sha256 = fingerprint(rows)
     request = {
@@ -180,14 +184,17 @@ def _read_line(where: str, line: Any, task: str, rows_by_id: Mapping[str, Row], 
     Args:
         where: file and line number, for error messages.
     """
-    is_object = isinstance(line, dict)
-    is_whole_program = is_object and "completion" not in line and task in CODE_TASKS
     text = None
-    if is_object:
-        text = line.get("solution") if is_whole_program else line.get("completion")
+    is_whole_program = False
+    if isinstance(line, dict):
+        text = line.get("completion")
+        if "completion" not in line and task in CODE_TASKS:  # EvalPlus
+            text = line.get("solution")
+            is_whole_program = True
     if not isinstance(text, str) or "task_id" not in line:
         raise UserError(f"{where}: expected {_EXPECTED}, got {json.dumps(line):.100}")
 
+    # The row with this id, as other tools may spell it.
     name = str(line["task_id"])
     if task in ("mbpp", "mbpp-plus"):
         name = f"mbpp/{name.lower().removeprefix('mbpp/')}"

@@ -90,7 +90,8 @@ def make_task(name: str) -> ProgramTask:
 def _number(row: Row) -> int:
     """Return the MBPP task number, or 0 if the id is not a number."""
     number = row["id"].removeprefix("mbpp/")
-    return int(number) if number.isdecimal() and len(number) < 9 else 0
+    is_number = number.isdecimal() and len(number) < 9
+    return int(number) if is_number else 0
 
 
 def _asserts(record: sources.Record) -> list[str]:

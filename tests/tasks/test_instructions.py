@@ -113,7 +113,7 @@ def test_arguments_that_no_text_can_follow_stop_the_run(tmp_path):
 
 
 def test_a_text_that_takes_too_long_has_all_rules(tmp_path, monkeypatch):
-    """Reports count the rules that the first sample has."""
+    """As verdicts on all other texts have, so that rules have the same samples."""
 
     def take_too_long(*arguments):
         raise TooSlow
