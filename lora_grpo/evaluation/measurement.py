@@ -240,6 +240,7 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
     - `ended by reply` and so on count conversations by how they ended.
     - `mean tokens` and, for conversations, `mean turns`, `mean tool calls` and `mean failed calls` are means.
     """
+    # How the answers were graded.
     counts: dict[str, float] = {}
     for rule in RULES:
         if any(rule in result for result in results):
@@ -250,11 +251,13 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
             passed_by_source[str(result["read_from"])] += 1
     for source, count in sorted(passed_by_source.items()):
         counts[f"passed, from a {source}"] = count
-    counts |= sorted(Counter(str(result["status"]) for result in results).items())
+    num_by_status = Counter(str(result["status"]) for result in results)
+    for status, count in sorted(num_by_status.items()):
+        counts[status] = count
     counts["unparsed"] = sum(result["status"] in UNPARSED for result in results)
     counts["samples"] = len(results)
 
-    # Samples from other tools may use these keys with another meaning.
+    # Lengths. Samples from other tools may use these keys with another meaning.
     lengths = []
     for result in results:
         num_tokens = result.get("num_tokens")
@@ -264,6 +267,7 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
         counts["truncated"] = sum(bool(result.get("truncated")) for result in results)
         counts["mean tokens"] = sum(lengths) / len(lengths)
 
+    # Conversations.
     if all("messages" in result for result in results):
         for name in ("turns", "tool_calls", "failed_calls"):
             if all(name in result for result in results):  # the tools of an agent are its own

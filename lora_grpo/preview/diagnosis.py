@@ -270,6 +270,7 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Diagnosis:
 
 def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str]) -> list[Finding]:
     """Return findings, causes before consequences: truncated or unparsed completions explain why none is correct."""
+    # What can be advised for this task.
     task = get_task(config.data.task)
     is_code = config.data.task in CODE_TASKS
     sft = sft_command(config)
@@ -281,6 +282,7 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
     }
     format_reward = format_rewards.get(config.data.prompt_style, "soft_xml_format=0.5")
 
+    # Completions without an answer.
     findings: list[Finding] = []
     # Whether a finding explains why rewards of right answers are equal within groups.
     is_explained = summary.truncated.value >= _ALMOST_NO_SIGNAL
@@ -303,6 +305,7 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
         problem = f"{summary.unparsed} of completions end without an answer that can be parsed"
         findings.append(Finding(problem, advice))
 
+    # Problems that are too hard or too easy.
     if right_rewards and not is_explained and not summary.partial_credit:
         finer: list[str] = []
         if is_code:
@@ -316,6 +319,7 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
             is_explained = True
             findings.append(difficulty)
 
+    # Completions that are alike, and rewards that do not tell them apart.
     if summary.distinct < summary.size / 2 and summary.zero_variance.value >= 0.5:
         problem = f"a group of {summary.size} has {summary.distinct:.1f} distinct completions on average"
         temperature = max(1.0, config.sampling.temperature + 0.2)
