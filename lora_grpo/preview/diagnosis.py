@@ -301,6 +301,8 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
                 changes.append(f"a prompt in {task.path.name} that shows the format")
             elif not is_code and not any(map(is_format_reward, config.rewards)):
                 changes.append(f"a reward for the format, e.g. {format_reward}")
+            if not changes:
+                changes.append("a larger model, or one that is trained to follow instructions")
             advice = "; ".join(changes)
         problem = f"{summary.unparsed} of completions end without an answer that can be parsed"
         findings.append(Finding(problem, advice))

@@ -141,6 +141,7 @@ REWARDS_THAT_CANCEL_OUT = group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})
 THREE_OF_EIGHT_EACH_WAY = [*[ALWAYS_RIGHT] * 3, *[NEVER_RIGHT] * 3, *[HALF_RIGHT] * 2]
 
 FILTER = {"data": {"filter_by_difficulty": True}}
+SFT_BEFORE_CODE = {"data": {"task": "mbpp"}, "lora": {"from": "outputs/sft_lora"}}
 LARGER_GROUPS = "--sampling.num-generations 8"
 LONGER = "--sampling.max-completion-tokens 512 --model.max-sequence-tokens 1280,"
 
@@ -174,6 +175,7 @@ FAILURES = [
     Case([*[NEVER_RIGHT] * 7, HALF_RIGHT], BARELY, "0 of 8 problems are always solved and 7 never", LARGER_GROUPS),
     # Texts
     Case([UNREADABLE] * 8, CANNOT, "100% [68, 100] of completions end without", "train sft"),
+    Case([UNREADABLE] * 8, CANNOT, "of completions end without", "a larger model", SFT_BEFORE_CODE),
     Case([HALF_UNREADABLE] * 8, CAN, "50% [", "no change needed: training can fix this"),
     Case([RARELY_RIGHT_AND_TRUNCATED] * 8, BARELY, "100% [68, 100] of completions are truncated at 256 tokens", LONGER),
     Case([NEVER_RIGHT_AND_TRUNCATED] * 8, CANNOT, "are truncated at", "first, on reference answers, which"),
