@@ -177,7 +177,9 @@ def _run(tasks: Sequence[_PreparedTask]) -> list[TaskEvaluation]:
         for index in range(len(tasks[0].targets)):
             for task, graded_targets in zip(tasks, graded, strict=True):
                 target = task.targets[index]
-                file_name = RESULTS if index == 0 else f"compared-{digest(target.request)}.{RESULTS}"
+                file_name = RESULTS
+                if index > 0:  # the baseline
+                    file_name = f"compared-{digest(target.request)}.{RESULTS}"
                 graded_targets.append(target.grade(task.folder / file_name))
 
         finished = []

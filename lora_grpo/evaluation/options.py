@@ -137,7 +137,10 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
         run: run.json; None if no run trained the model.
     """
     # On all rows, the run's answer style, seed and lengths are the defaults.
-    config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
+    changes: Mapping[str, Any] = {"sampling": {"max_completion_tokens": 512}}
+    if run is not None:
+        changes = run["config"]
+    config = replace(RunConfig(), changes)
     task = _choose_task(options, config if run else None)
     seed = config.seed if options.seed is None else options.seed
 
