@@ -71,7 +71,7 @@ class Evaluations:
                 report.show()
             elif report.left_out:
                 console.note(f"{report.protocol.task}: {report.left_out}")
-            if report.evaluated.tasks < report.protocol.rows:
+            if report.evaluated.tasks < report.protocol.rows and not report.left_out:
                 console.note(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples")
             console.result(f"results   {task.folder / RESULTS}\nreport    {task.folder / 'report.md'}")
 
