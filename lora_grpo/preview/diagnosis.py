@@ -314,7 +314,7 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
             finer.append("--rewards share_of_tests_passed, which gives partial credit")
         elif isinstance(task, TaskFile):
             finer.append("a score between 0 and 1, for partial credit")
-        elif len(config.rewards) == 1:
+        elif not task.has_own_prompts and len(config.rewards) == 1:
             finer.append(f"a second, finer reward, e.g. {format_reward}")
         difficulty = _difficulty(summary, config, sft_first, finer)
         if difficulty:

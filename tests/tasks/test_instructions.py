@@ -8,7 +8,8 @@ from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.data import load_data
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.protocol import make_protocol
-from lora_grpo.grading import CheckError
+from lora_grpo.grading import CheckError, Verdict
+from lora_grpo.preview.diagnosis import Answer, Group, judge
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.settings import check
 from lora_grpo.tasks import get_task, instructions
@@ -134,6 +135,19 @@ def test_a_benchmark_has_neither_training_rows_nor_references(tmp_path):
         get_task("ifbench").load("train")
     with pytest.raises(UserError, match="reference"):
         check(replace(RunConfig(method="sft"), {"data": {"task": "ifeval"}}))
+
+
+def test_no_format_of_answers_is_reported_or_advised():
+    """The prompts of the rows ask for none, whatever `--data.prompt-style` says."""
+    data = DataConfig(task="ifeval", train="a.jsonl", eval="b.jsonl", prompt_style="hashes")
+    protocol = make_protocol(data, SamplingParams(1, 0.0, 1.0, 64), rows=1, seed=0, data_sha256="")
+    assert protocol.sampling.prompt_style is None
+
+    wrong = Answer("Rain.", 2, False, {"correct_answer": 0.0}, Verdict(False, "wrong_answer", score=0.0))
+    diagnosis = judge([Group({"id": "row", "question": "Write."}, (wrong,) * 4)] * 8, RunConfig(data=data))
+    advice = " ".join(finding.advice for finding in diagnosis.findings)
+    assert "easier problems" in advice
+    assert "e.g." not in advice
 
 
 def test_the_package_is_asked_for(monkeypatch):
