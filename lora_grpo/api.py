@@ -220,10 +220,9 @@ def train(
         task: what to train on: a name such as "gsm8k", a task file, a module, or an object or a class with `load` and
             `check`, or with `load` and a class `Environment`. Default: the task of the recipe.
         config: settings; default: those of the preset for this machine.
-        recipe: a name as in `lora-grpo train NAME`, or a recipe file, whose presets are used. Default: the recipe for
-            the task.
-        method: "grpo", or "sft" for supervised fine-tuning on the task's reference answers, which a recipe such as
-            "sft" needs.
+        recipe: a name as in `lora-grpo train NAME`, or a recipe file, whose presets are used. A file for SFT has
+            `METHOD = "sft"`. Default: the recipe for the task.
+        method: that of the recipe: "grpo", or "sft" for supervised fine-tuning on the task's reference answers.
         rewards: in place of those of the config, the task or the preset.
         train_dataset: rows of the training set: a list of dictionaries or a `datasets.Dataset`, with the columns that
             the task reads. Default: the task's own.
@@ -505,7 +504,7 @@ def _recipe_and_settings(
         UserError: the recipe is for the other method, so that its learning rate is, too; or an argument is wrong.
     """
     settings = (config or Config()).settings
-    method_of_config = settings.pop("method", method)  # of a run.json
+    method_of_config = settings.pop("method", method)  # a config with the settings of a run.json has it
     if method and method_of_config != method:
         raise UserError(f"config has method {method_of_config!r}; pass method={method_of_config!r} to the function")
     data = settings.setdefault("data", {})
@@ -516,9 +515,10 @@ def _recipe_and_settings(
             data[name] = objects.add(f"{name}_dataset", rows)
     if rewards is not None:
         settings["rewards"] = tuple(_reward_spec(objects, reward) for reward in rewards)
-    definition = read_recipe(recipe or recipe_of_task(data.get("task"), method or "grpo"), method or "grpo")
+    definition = read_recipe(recipe or recipe_of_task(data.get("task"), method or "grpo"))
     if method and definition.method != method:
-        raise UserError(f"the recipe {recipe} has method {definition.method!r}; pass method={definition.method!r}")
+        right = repr(definition.method)
+        raise UserError(f"the recipe {recipe} has method {right}; pass method={right}, or another recipe")
     return definition, settings
 
 

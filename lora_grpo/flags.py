@@ -87,7 +87,7 @@ def read_given(
     for name, value in vars(values_by_name).items():
         *sections, key = name.split(".")
         if value == "" and key != "system":  # of an unset variable of the shell; a system prompt may be empty
-            raise UserError(f"{_shown_name(kind, name)} is empty; pass a value, or leave it out")
+            raise UserError(f"{shown_name(kind, name)} is empty; pass a value, or leave it out")
         values = given
         for section in sections:
             values = values.setdefault(section, {})
@@ -127,7 +127,7 @@ def convert(kind: type[Flags], values: Any) -> Flags:
     expected = expected.replace("a valid tuple", "a list").partition(", unable to parse")[0]
     expected = re.sub("^expected (?=greater|less)", "expected a value ", expected)
     name = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
-    raise UserError(f"{_shown_name(kind, name)} is {error['input']!r}; {expected}")
+    raise UserError(f"{shown_name(kind, name)} is {error['input']!r}; {expected}")
 
 
 def flag(name: str) -> str:
@@ -135,7 +135,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _shown_name(kind: type, name: str) -> str:
+def shown_name(kind: type, name: str) -> str:
     """Return how the command line calls a dotted field of a dataclass: by a flag, or the name of an argument."""
     return next(iter(_names_of(kind, name)), flag(name))
 

@@ -105,8 +105,10 @@ def no_columns(completions):
         (lambda: lg.train("starter", config=tiny(), resume=True), "there is no run in outputs/run"),
         (
             lambda: lg.train("starter", recipe="sft", config=tiny()),
-            "the recipe sft has method 'sft'; pass method='sft'",
+            "the recipe sft has method 'sft'; pass method='sft', or another recipe",
         ),
+        (lambda: lg.train("starter", recipe="gsm8k", method="sft", config=tiny()), "recipe gsm8k has method 'grpo'"),
+        (lambda: lg.plan("starter", recipe="gsm8k", method="sft", config=tiny()), "recipe gsm8k has method 'grpo'"),
         (lambda: lg.train("starter", config=tiny(method="sft")), "pass method='sft' to the function"),
     ],
 )

@@ -148,3 +148,26 @@ def test_a_trainer_whose_study_was_killed_is_not_disturbed(tiny):
         with pytest.raises(UserError, match="another process"):
             tiny.model("trl_sft", 0)
     assert (folder / "steps.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.real_model
+def test_trl_alone_goes_on_from_its_last_complete_checkpoint(tiny, monkeypatch):
+    monkeypatch.setattr(gsm8k_study, "PLAIN_FLAGS", ("--train.checkpoint-steps", "1"))
+    folder = tiny.model("trl_sft", 0).parent
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
+    first_step = (folder / "steps.jsonl").read_text(encoding="utf-8")
+
+    # As after a kill in the third step: it was logged, and its checkpoint is incomplete.
+    (folder / "finished.json").unlink()
+    (folder / "checkpoint-3").mkdir()
+    (folder / "steps.jsonl").write_text(first_step + first_step + '{"step"', encoding="utf-8")
+    stage = gsm8k_study.STAGES["sft"]
+    longer = dataclasses.replace(stage, command=stage.command.replace("--train.max-steps 1", "--train.max-steps 2"))
+    monkeypatch.setitem(gsm8k_study.STAGES, "sft", longer)
+
+    assert tiny.model("trl_sft", 0).name == "checkpoint-2"
+    assert not (folder / "checkpoint-3").exists()
+    lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    assert lines[0] == first_step and len(lines) == 2

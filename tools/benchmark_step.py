@@ -328,7 +328,7 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
     use_float32_adapter(trainer.model)
     if start:
         load_adapter(trainer.model, start)  # exactly: TRL has rounded it
-    trainer.train()
+    train(trainer)
 
 
 def sft_script(config: Any) -> None:
@@ -362,7 +362,14 @@ def sft_script(config: Any) -> None:
         peft_config=new_adapter(config),
     )
     use_float32_adapter(trainer.model)
-    trainer.train()
+    train(trainer)
+
+
+def train(trainer: Any) -> None:
+    """Train, from the last checkpoint in the output folder if there is one."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
 
 
 def training_arguments(config: Any) -> dict[str, Any]:
@@ -384,7 +391,6 @@ def training_arguments(config: Any) -> dict[str, Any]:
         "logging_steps": 1,
         "save_steps": config.train.checkpoint_steps,
         "save_total_limit": config.train.keep_checkpoints,
-        "save_only_model": True,
         "report_to": [],
         "disable_tqdm": True,
         "seed": config.seed,

@@ -81,6 +81,8 @@ STAGES = {
 }
 PLAIN = {"trl_sft": "sft", "trl_grpo": "grpo"}
 """The same work by a script with TRL alone, tools/benchmark_step.py's side `plain`, by the stage that it copies."""
+PLAIN_FLAGS = ("--train.checkpoint-steps", "2")
+"""A step of TRL's takes minutes."""
 FORGETTING = ("humaneval", "reasoning-gym:chain_sum", "reasoning-gym:spell_backward", "reasoning-gym:letter_counting")
 LENGTHS = {"gsm8k": 256, "humaneval": 384}
 """Maximum tokens of an answer, by task; of others, 256."""
@@ -179,17 +181,18 @@ class Study:
         return round(sampled / tokens_per_step)
 
     def _plain(self, stage: str, seed: int) -> Path:
-        """Return the last checkpoint of TRL's trainer. An interrupted run of it starts over."""
+        """Return the last checkpoint of TRL's trainer. An interrupted run goes on from its last checkpoint."""
         folder = self._run(stage, seed)
         if not (folder / "finished.json").exists():
-            command = [*self._command(stage, seed), "--output-dir", str(folder)]
+            command = [*self._command(stage, seed), *PLAIN_FLAGS, "--output-dir", str(folder)]
             if lock.is_held(folder):  # by a trainer whose study was killed
                 raise UserError(f"another process is using {folder}; wait for it or end it")
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            execute("tools/benchmark_step.py", "--child", "plain", str(folder / "steps.jsonl"), *command)
+            folder.mkdir(parents=True, exist_ok=True)
+            steps = folder / "steps.jsonl"
+            discard_unfinished(folder, steps)
+            execute("tools/benchmark_step.py", "--child", "plain", str(steps), *command)
             atomic.write_json(folder / "finished.json", {"command": command})
-        return max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+        return max(folder.glob("checkpoint-*"), key=step_of)
 
     def results(self, stage: str, seed: int, samples: int, task: str = "gsm8k") -> list[Any]:
         """Return the graded samples of a model: one greedy sample for each row, or several at temperature 1."""
@@ -210,6 +213,24 @@ class Study:
             flags += ["--data", str(self.rows("test"))]
         name = f"{task.replace(':', '-')}-{samples}"
         return evaluate_once(model, flags, (self.folder / BASE if stage == BASE else model) / name)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a folder checkpoint-N."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def discard_unfinished(folder: Path, steps: Path) -> None:
+    """Delete checkpoints of TRL's trainer that are incomplete, and the lines of steps after the last complete one."""
+    last_step = 0
+    for checkpoint in folder.glob("checkpoint-*"):
+        if (checkpoint / "trainer_state.json").exists():  # which is written last
+            last_step = max(last_step, step_of(checkpoint))
+        else:
+            shutil.rmtree(checkpoint)
+    if steps.exists():
+        lines = json_files.read_finished_lines(steps)
+        atomic.write_text(steps, json_files.dump_lines(lines[:last_step]))
 
 
 @functools.cache

@@ -22,8 +22,19 @@ Common patterns take quadratic time for marks and spaces, which therefore have t
 reads integers of at most 4,300 digits.
 """
 _SPAM = (
-    *("<reasoning>\n</reasoning>\n<answer>\n</answer>", "<think></think><answer></answer>", "<answer>" * 50),
-    *("#### ", "\\boxed{}", "```python\n\n```", "{}", "[]", "None", "True", "nan", ".", "The answer is"),
+    "<reasoning>\n</reasoning>\n<answer>\n</answer>",
+    "<think></think><answer></answer>",
+    "<answer>" * 50,
+    "#### ",
+    "\\boxed{}",
+    "```python\n\n```",
+    "{}",
+    "[]",
+    "None",
+    "True",
+    "nan",
+    ".",
+    "The answer is",
 )
 MARKER = Path(tempfile.gettempdir()) / f"lora-grpo-audit-{os.getpid()}"
 """A file that exists only after a grader has run the code in a completion."""
@@ -122,7 +133,7 @@ def _all_answers(subject: Subject) -> Iterable[str]:
 def _wrong_answers(subject: Subject) -> list[str]:
     """Return the reference with a wrong answer: off by one, with another digit or sign, or with other letters."""
     answer = subject.answer
-    if not any(character.isdigit() for character in answer):
+    if not re.search(r"\d", answer):  # the 2 of H₂O is no digit, as in `TOKEN`
         words = [*subject.other_answers[:2], answer[::-1], f"{answer}x", f"x{answer}"]
         return subject.with_answer(*(word for word in words if word.casefold() != answer.casefold()))
     number = Decimal(answer.replace(",", ""))

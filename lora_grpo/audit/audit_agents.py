@@ -156,7 +156,8 @@ def audit_agent(
     findings = Findings(grader="AGENT" if definition.command else "agent")
     number_of_rows = len(rows)
     rows = spread(rows, max(limits.attacked_rows, _MIN_ROWS))
-    models = [model for model in stand_ins([loaded_columns(row) for row in rows]) if model.name not in ignored]
+    columns_of_rows = [loaded_columns(row) for row in rows]
+    models = [model for model in stand_ins(columns_of_rows) if model.name not in ignored]
     with tempfile.TemporaryDirectory(prefix="lora-grpo-audit-") as folder:
         stage = _Stage(definition, sampling, Path(folder) / "agent.log")
         try:
@@ -219,8 +220,10 @@ def _report(findings: Findings, played_by_model: dict[StandIn, list[_Attacked]])
             findings.problems.setdefault(model.name, f"{model.name}: {rows}: {problem}")
 
         # A score that does not pass is worth a note, because a model is rewarded for it.
-        best = max((one.played.verdict.value for one in played if not one.played.verdict.passed), default=0.0)
-        scores[model.name] = max(best, scores.get(model.name, 0.0))
+        for attacked in played:
+            verdict = attacked.played.verdict
+            if not verdict.passed:
+                scores[model.name] = max(verdict.value, scores.get(model.name, 0.0))
     rewarded = [f"{name} (up to {score:g})" for name, score in scores.items() if score > 0]
     if rewarded:
         findings.notes.append(f"a model is rewarded for {', '.join(rewarded)}")

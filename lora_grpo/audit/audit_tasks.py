@@ -86,7 +86,7 @@ def audit_task(
     """Attack the checker, the environment or the agent of a task.
 
     Args:
-        rows: the task's rows with their prompts. If the task has an Environment, these are the results of its `open`.
+        rows: the task's rows with their prompts, which contain what `reset` adds if the task has an Environment.
         sampling: the settings of the run, which an agent's requests have to agree with.
     """
     task = get_task(name)

@@ -212,7 +212,7 @@ class TrainConfig:
     """Recompute activations in the backward pass: uses less memory and takes about a third longer. By default, only on
     a GPU without room for all activations; `--plan` says why."""
     checkpoint_steps: PositiveInt = 20
-    """Steps between checkpoints."""
+    """Steps between checkpoints. If they take longer than 10 minutes, a checkpoint is also saved after 10 minutes."""
     keep_checkpoints: PositiveInt = 2
     """Number of most recent checkpoints to keep."""
     completions_steps: PositiveInt = 10

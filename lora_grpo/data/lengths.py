@@ -42,11 +42,13 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     """
     train = _fitting(data.train, tokenizer, config, "train")
     evaluation = _fitting(data.eval, tokenizer, config, "eval")
-    also = {name: _fitting(rows, tokenizer, config, task_title(name)) for name, rows in data.also.items()}
-
     sized_rows = [*train, *evaluation]
-    for rows in also.values():
-        sized_rows += rows
+    also: dict[str, list[Row]] = {}
+    for name, rows in data.also.items():
+        sized_rows_of_task = _fitting(rows, tokenizer, config, task_title(name))
+        sized_rows += sized_rows_of_task
+        also[name] = [sized.row for sized in sized_rows_of_task]
+
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     row_lengths = RowLengths(
         rows=len(sized_rows),
@@ -60,7 +62,7 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
         data,
         train=[sized.row for sized in train],
         eval=[sized.row for sized in evaluation],
-        also={name: [sized.row for sized in rows] for name, rows in also.items()},
+        also=also,
         row_lengths=row_lengths,
     )
 
@@ -93,18 +95,15 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
         return sized_rows
 
     # SFT also reads the reference answers.
-    references = [episode.token_ids for episode in gold_episodes(tokenizer, [sized.row for sized in sized_rows])]
-    sized_rows = [
-        replace(
-            sized,
-            reference_length=len(reference_ids),
-            largest_token_id=max(sized.largest_token_id, *reference_ids),
-        )
-        for sized, reference_ids in zip(sized_rows, references, strict=True)
-    ]
+    episodes = gold_episodes(tokenizer, [sized.row for sized in sized_rows])
+    answered_rows = []
+    for sized, episode in zip(sized_rows, episodes, strict=True):
+        reference_length = len(episode.token_ids)
+        largest_token_id = max(sized.largest_token_id, *episode.token_ids)
+        answered_rows.append(replace(sized, reference_length=reference_length, largest_token_id=largest_token_id))
     return _within_limit(
-        sized_rows,
-        [sized.reference_length for sized in sized_rows],
+        answered_rows,
+        [sized.reference_length for sized in answered_rows],
         completion_limit,
         f"{split} rows: their reference answers have more than {completion_limit} tokens "
         "(--sampling.max-completion-tokens)",

@@ -165,7 +165,8 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
 def _load_unique(data: DataConfig, split: str) -> list[Row]:
     """Load a split without rows that repeat an earlier row, and print how many were dropped."""
     rows = load_split(data, split)
-    unique = unique_rows(rows, data.task if split == "train" else data.evaluation_task)
+    task = data.task if split == "train" else data.evaluation_task
+    unique = unique_rows(rows, task)
     num_dropped = len(rows) - len(unique)
     if num_dropped:
         console.note(f"dropped {num_dropped} of {len(rows)} {split} rows that repeat another row")
@@ -195,7 +196,7 @@ def _with_prompts(rows: Sequence[Row], task_name: str, style: str, examples: Seq
     task = get_task(task_name)
     if not isinstance(task, TaskFile):
         return prompted_rows
-    # `open` starts an environment for each row, so it is called only for rows that a run uses.
+    # This starts an environment for each row, so it is done only for rows that a run uses.
     return [task.with_opening(row) for row in prompted_rows]
 
 
@@ -204,5 +205,6 @@ def _common_system_prompt(rows: Sequence[Row]) -> str | None:
     system_prompts = set()
     for row in rows:
         first_message = row["prompt"][0]
-        system_prompts.add(first_message["content"] if first_message["role"] == "system" else None)
+        has_system_prompt = first_message["role"] == "system"
+        system_prompts.add(first_message["content"] if has_system_prompt else None)
     return system_prompts.pop() if len(system_prompts) == 1 else None

@@ -39,7 +39,7 @@ from lora_grpo.evaluation.measurement import UNPARSED, PassCount
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
 from lora_grpo.evaluation.report import Report, read_report, read_reports
-from lora_grpo.evaluation.results import Result
+from lora_grpo.evaluation.results import Result, has_failed
 from lora_grpo.evaluation.run import evaluate, report_run
 from lora_grpo.evaluation.sample_rows import count_passed, sample_and_grade
 from lora_grpo.evaluation.schema import percent

@@ -23,6 +23,7 @@ class Comparison(Schema):
     """One metric of two models. Rates are fractions."""
 
     metric: str
+    """`pass@k`, `greedy` or `mean score`."""
     before: float
     before_interval: Bounds
     after: float
@@ -33,6 +34,7 @@ class Comparison(Schema):
     p_value: float
     """Two-sided p-value of the paired `test`."""
     test: str
+    """`exact McNemar` or `paired permutation`."""
     detectable: float | None = None
     """The smallest change that this number of problems detects with 80% power; None if no change can be detected."""
 

@@ -71,7 +71,7 @@ class Evaluations:
                 report.show()
             elif report.left_out:
                 console.note(f"{report.protocol.task}: {report.left_out}")
-            if report.evaluated.tasks < report.protocol.rows:
+            if report.evaluated.tasks < report.protocol.rows and not report.left_out:
                 console.note(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples")
             console.result(f"results   {task.folder / RESULTS}\nreport    {task.folder / 'report.md'}")
 
@@ -177,7 +177,9 @@ def _run(tasks: Sequence[_PreparedTask]) -> list[TaskEvaluation]:
         for index in range(len(tasks[0].targets)):
             for task, graded_targets in zip(tasks, graded, strict=True):
                 target = task.targets[index]
-                file_name = RESULTS if index == 0 else f"compared-{digest(target.request)}.{RESULTS}"
+                file_name = RESULTS
+                if index > 0:  # the baseline
+                    file_name = f"compared-{digest(target.request)}.{RESULTS}"
                 graded_targets.append(target.grade(task.folder / file_name))
 
         finished = []

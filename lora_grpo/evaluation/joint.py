@@ -28,6 +28,7 @@ class TaskComparison(Comparison):
 
     task: str
     problems: int
+    """Number of problems that both models have samples of."""
     adjusted_p: float
     """The p-value adjusted by Holm's method for all tasks of the table."""
 

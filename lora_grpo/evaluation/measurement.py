@@ -99,17 +99,23 @@ def without_failed(sides: Sequence[Sequence[Result]], ks: Sequence[int]) -> list
     If a problem then has too few samples for the largest k, it is left out, of both models, because comparisons are
     paired. Its greedy sample and the others are apart in this, too.
     """
-    left_out = set()
+    played_by_side = []
+    left_out = set()  # problems, apart for each kind of samples
     for results in sides:
-        remaining = Counter(_problem_and_kind(result) for result in results if not has_failed(result))
-        for problem, greedy in map(_problem_and_kind, filter(has_failed, results)):
-            needed = 1 if greedy else max(ks, default=1)
-            if remaining[problem, greedy] < needed:
-                left_out.add((problem, greedy))
-    return [
-        [result for result in results if not has_failed(result) and _problem_and_kind(result) not in left_out]
-        for results in sides
-    ]
+        played = [result for result in results if not has_failed(result)]
+        played_by_side.append(played)
+        num_played = Counter(_problem_and_kind(result) for result in played)
+        for result in results:
+            if not has_failed(result):
+                continue
+            needed = 1 if is_greedy(result) else max(ks, default=1)
+            if num_played[_problem_and_kind(result)] < needed:
+                left_out.add(_problem_and_kind(result))
+
+    remaining_by_side = []
+    for played in played_by_side:
+        remaining_by_side.append([result for result in played if _problem_and_kind(result) not in left_out])
+    return remaining_by_side
 
 
 def _problem_and_kind(result: Result) -> tuple[str, bool]:
@@ -234,9 +240,10 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
     - `ended by reply` and so on count conversations by how they ended.
     - `mean tokens` and, for conversations, `mean turns`, `mean tool calls` and `mean failed calls` are means.
     """
+    # How the answers were graded.
     counts: dict[str, float] = {}
     for rule in RULES:
-        if rule in results[0]:
+        if any(rule in result for result in results):
             counts[f"{rule} rule"] = sum(result.get(rule) is True for result in results)
     passed_by_source: Counter[str] = Counter()
     for result in results:
@@ -244,11 +251,13 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
             passed_by_source[str(result["read_from"])] += 1
     for source, count in sorted(passed_by_source.items()):
         counts[f"passed, from a {source}"] = count
-    counts |= sorted(Counter(str(result["status"]) for result in results).items())
+    num_by_status = Counter(str(result["status"]) for result in results)
+    for status, count in sorted(num_by_status.items()):
+        counts[status] = count
     counts["unparsed"] = sum(result["status"] in UNPARSED for result in results)
     counts["samples"] = len(results)
 
-    # Samples from other tools may use these keys with another meaning.
+    # Lengths. Samples from other tools may use these keys with another meaning.
     lengths = []
     for result in results:
         num_tokens = result.get("num_tokens")
@@ -258,6 +267,7 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
         counts["truncated"] = sum(bool(result.get("truncated")) for result in results)
         counts["mean tokens"] = sum(lengths) / len(lengths)
 
+    # Conversations.
     if all("messages" in result for result in results):
         for name in ("turns", "tool_calls", "failed_calls"):
             if all(name in result for result in results):  # the tools of an agent are its own

@@ -33,10 +33,13 @@ class ModelSamples:
     """A model to sample and grade on evaluation rows."""
 
     label: str
+    """The name of the model in reports."""
     model: Model
     data: Data
+    """Its evaluation rows are sampled."""
     settings: EvaluationSettings
     limits: sandbox.Settings
+    """The limits of programs, if the task grades programs."""
     loader: Loader
 
     @property

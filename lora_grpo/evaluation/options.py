@@ -15,7 +15,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import Backend, DataConfig, EvalConfig, PromptStyle, RunConfig, SamplingConfig, replace
 from lora_grpo.data import columns_of, other_task
 from lora_grpo.errors import UserError
-from lora_grpo.flags import Flag, flag
+from lora_grpo.flags import Flag, shown_name
 from lora_grpo.models import ModelFlags, choose_adapter
 from lora_grpo.prompts import template_variables
 from lora_grpo.sampling import SamplingParams
@@ -106,7 +106,7 @@ class EvaluateOptions(ModelFlags):
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in unused:
             if getattr(self, name) != defaults[name]:
-                shown = flag("data.train" if name == "train" else name)
+                shown = shown_name(type(self), name)
                 raise UserError(f"{shown} does not apply to {self.target}; leave it out")
 
 
@@ -137,7 +137,10 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
         run: run.json; None if no run trained the model.
     """
     # On all rows, the run's answer style, seed and lengths are the defaults.
-    config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
+    changes: Mapping[str, Any] = {"sampling": {"max_completion_tokens": 512}}
+    if run is not None:
+        changes = run["config"]
+    config = replace(RunConfig(), changes)
     task = _choose_task(options, config if run else None)
     seed = config.seed if options.seed is None else options.seed
 

@@ -20,8 +20,8 @@ from lora_grpo.errors import UserError
 _ALPHA = 0.05
 _Z = NormalDist().inv_cdf(1 - _ALPHA / 2)
 _POWER = 0.8
-_FEW_CHANGES = 5
-"""Number of changed problems below which a bootstrap of the changes is too narrow."""
+_FEW_PROBLEMS = 5
+"""If fewer problems than this differ from an extreme value, such as a pass rate of 0, a bootstrap is too narrow."""
 
 
 class Interval(NamedTuple):
@@ -51,7 +51,7 @@ def estimate_pass_at_k(
 ) -> tuple[NDArray[np.float64], Interval]:
     """Estimate pass@k for every problem from its (samples, passed), and the interval of the mean.
 
-    The interval is Wilson's if each problem has one sample, else from a bootstrap with the seed.
+    The interval is Wilson's if each problem has one sample, else `bootstrap_interval` with the seed.
     """
     values = np.array([pass_at_k(samples, passed, k) for samples, passed in counts])
     if all(samples == 1 for samples, _ in counts):
@@ -68,8 +68,13 @@ def wilson_interval(num_correct: float, num_trials: int) -> Interval:
     center = rate + _Z * _Z / (2 * num_trials)
     half_width = _Z * math.sqrt(rate * (1 - rate) / num_trials + _Z * _Z / (4 * num_trials**2))
     scale = 1 + _Z * _Z / num_trials
-    low = 0.0 if num_correct == 0 else (center - half_width) / scale  # avoids a rounding error of ±1e-18
-    high = 1.0 if num_correct == num_trials else (center + half_width) / scale
+    low = (center - half_width) / scale
+    high = (center + half_width) / scale
+    # Exactly 0 and 1, without a rounding error of ±1e-18.
+    if num_correct == 0:
+        low = 0.0
+    if num_correct == num_trials:
+        high = 1.0
     return Interval(low, high)
 
 
@@ -79,39 +84,45 @@ def bootstrap_interval(values_by_problem: ArrayLike, num_resamples: int = 10_000
     Resampling problems also accounts for the noise of samples. The interval's coverage is below 95% for fewer than
     about 30 problems.
 
-    If all problems have the same value, resampling would give zero width. The interval then allows for other problems
-    with another value, which are not in the sample: a fraction up to the upper Wilson bound of "0 of these problems".
-    It goes from the mean in which this fraction has the lowest possible value, 0, to that in which it has the highest,
-    1. If the common value is 0 or 1, this equals `wilson_interval` over problems.
+    If fewer than 5 problems differ from 0, or from 1, resampling would nearly rule out what the sample hardly has, such
+    as more than three passes after a single one. The interval is then Wilson's of the sum of the values. It also holds
+    for values between 0 and 1: no values with the same mean have a larger variance than 0 and 1.
 
-    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
+    If all problems have the same value between 0 and 1, resampling would give zero width. The interval then allows for
+    other problems with another value, which are not in the sample: a fraction up to the upper Wilson bound of "0 of
+    these problems". It goes from the mean in which this fraction has the lowest possible value, 0, to that in which it
+    has the highest, 1.
+
+    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13; Bhatia and Davis 2000, American
+    Mathematical Monthly 107, 353-357, for the variance.
     """
-    return _bootstrap_mean(np.asarray(values_by_problem, dtype=np.float64), (0.0, 1.0), num_resamples, seed)
+    values = np.asarray(values_by_problem, dtype=np.float64)
+    if _are_nearly_all(values, 0.0) or _are_nearly_all(values, 1.0):
+        return wilson_interval(float(values.sum()), values.size)
+    return _bootstrap_mean(values, (0.0, 1.0), num_resamples, seed)
 
 
 def difference_interval(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Interval:
     """Return the interval of the mean change, after minus before: a bootstrap, see `bootstrap_interval`.
 
     With fewer than 5 changed problems, resampling would rule out what the sample does not have, such as any loss after
-    a single gain. The interval then combines those of the mean gain and of the mean loss. Both are Wilson's, which also
-    hold for values between 0 and 1: no values with the same mean have a larger variance than 0 and 1. If no problem
-    changed, this equals the rule for equal values.
+    a single gain. The interval then combines those of the mean gain and of the mean loss. Both are Wilson's, for the
+    reason that `bootstrap_interval` gives. If no problem changed, this equals the rule for equal values.
 
-    Source: Zou and Donner 2008, Statistics in Medicine 27, 1693-1702 (MOVER); Bhatia and Davis 2000, American
-    Mathematical Monthly 107, 353-357, for the variance.
+    Source: Zou and Donner 2008, Statistics in Medicine 27, 1693-1702 (MOVER).
     """
     changes = _changes(before, after)
-    if np.count_nonzero(changes) >= _FEW_CHANGES:
+    if not _are_nearly_all(changes, 0.0):
         return _bootstrap_mean(changes, (-1.0, 1.0), num_resamples, seed)
     gained = float(changes.clip(min=0).sum())  # problems; one that gains a half counts as a half
     lost = float((-changes).clip(min=0).sum())
-    gain, loss = gained / changes.size, lost / changes.size
+    gain = gained / changes.size
+    loss = lost / changes.size
     gain_interval = wilson_interval(gained, changes.size)
     loss_interval = wilson_interval(lost, changes.size)
-    return Interval(
-        gain - loss - math.hypot(gain - gain_interval.low, loss_interval.high - loss),
-        gain - loss + math.hypot(gain_interval.high - gain, loss - loss_interval.low),
-    )
+    margin_below = math.hypot(gain - gain_interval.low, loss_interval.high - loss)
+    margin_above = math.hypot(gain_interval.high - gain, loss - loss_interval.low)
+    return Interval(gain - loss - margin_below, gain - loss + margin_above)
 
 
 def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
@@ -193,6 +204,11 @@ def minimum_detectable_change(before: ArrayLike, after: ArrayLike) -> float | No
     change = max(by_spread, by_step)
     smallest_p = 2.0 ** (1 - changes.size)  # if all problems move in the same direction
     return change if change <= 1 and smallest_p <= _ALPHA else None
+
+
+def _are_nearly_all(values: NDArray[np.float64], extreme: float) -> bool:
+    """Return whether fewer than 5 values, of P problems, differ from one."""
+    return int(np.count_nonzero(values != extreme)) < _FEW_PROBLEMS
 
 
 def _bootstrap_mean(

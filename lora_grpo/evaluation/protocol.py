@@ -4,14 +4,14 @@ from lora_grpo import __version__
 from lora_grpo.config import DataConfig
 from lora_grpo.evaluation.schema import Schema
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS, TaskFile, get_task, task_sha256, task_title
+from lora_grpo.tasks import get_task, task_sha256, task_title
 
 
 class Sampling(Schema):
     """How completions were sampled."""
 
     prompt_style: str | None
-    """None for a task file, which writes its own prompts."""
+    """None for a task with its own prompts, such as a task file."""
     few_shot: int
     num_samples: int
     temperature: float
@@ -33,6 +33,7 @@ class Protocol(Schema):
     sampling: Sampling | None = None
     """None for files of samples."""
     grading: str
+    """How answers are graded, in one phrase; see `Task.grading`."""
     sandbox: str | None = None
     """How programs were isolated; None if no programs were run."""
     seed: int
@@ -57,11 +58,11 @@ def make_protocol(
         params: None for a file of samples.
         rows: number of rows that are evaluated.
     """
-    task = data.evaluation_task
+    task = get_task(data.evaluation_task)
     sampling = None
     if params:
         sampling = Sampling(
-            prompt_style=None if isinstance(get_task(task), TaskFile) else data.prompt_style,
+            prompt_style=None if task.has_own_prompts else data.prompt_style,
             few_shot=data.few_shot,
             num_samples=params.num_samples,
             temperature=params.temperature,
@@ -70,28 +71,13 @@ def make_protocol(
             max_turn_tokens=params.max_turn_tokens,
         )
     return Protocol(
-        task=task_title(task),
-        task_sha256=task_sha256(task),
+        task=task_title(data.evaluation_task),
+        task_sha256=task_sha256(data.evaluation_task),
         rows=rows,
         data_sha256=data_sha256,
         data_source=data.eval,
         sampling=sampling,
-        grading=_grading(task),
+        grading=task.grading,
         sandbox=sandbox,
         seed=seed,
     )
-
-
-def _grading(task: str) -> str:
-    """Return how the answers of a task are graded, in one phrase."""
-    if task in CODE_TASKS:
-        return "the last code block, or a file's completion as it is, against the unit tests in the sandbox"
-    definition = get_task(task)
-    if isinstance(definition, TaskFile):
-        grader = "check"
-        if definition.environment:
-            grader = "Environment"
-        elif definition.agent:
-            grader = "AGENT" if definition.agent.command else "agent"
-        return f"`{grader}` in {definition.path.name}"
-    return "the number after the last ####, \\boxed{} or <answer>, or in a final statement, by value (`robust`)"

@@ -129,7 +129,8 @@ class Report(Schema):
         comparison = self.table[0]
         # A cost is a difference with the opposite sign, so its interval is reversed.
         low_difference, high_difference = comparison.difference_interval
-        low, high = -100 * high_difference, -100 * low_difference
+        low = -100 * high_difference
+        high = -100 * low_difference
         points = f"{-100 * comparison.difference:z.1f} points of {comparison.metric} [{low:z.1f}, {high:z.1f}]"
         note = "" if comparison.is_significant else ", no significant difference"
         return f"{self.evaluated.label} costs {points} against {self.baseline.label}{note}"

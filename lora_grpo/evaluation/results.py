@@ -59,7 +59,11 @@ def is_greedy(result: Mapping[str, Any]) -> bool:
 
 
 def has_failed(result: Mapping[str, Any]) -> bool:
-    """Return whether the agent of an episode failed. Such a result says nothing about the model, and counts nowhere."""
+    """Return whether the agent of an episode failed. Such a result says nothing about the model, and counts nowhere.
+
+    Args:
+        result: a line of results.jsonl, or of the log of a run's completions.
+    """
     return "failure" in result
 
 
@@ -98,18 +102,15 @@ def episode_result(task: str, sample_index: str | int, episode: Episode, verdict
         result["response"] = response
     elif verdict.extracted is not None:
         result["extracted"] = verdict.extracted
-    if episode.session:
+    if episode.session or episode.agent:
         result["messages"] = episode.messages
         result["turns"] = episode.turns
         result["ended_by"] = episode.ended_by
+    if episode.session:
         result["tool_calls"] = episode.session.calls
         result["failed_calls"] = episode.session.failed_calls
-    if episode.agent:
-        result["messages"] = episode.messages
-        result["turns"] = episode.turns
-        result["ended_by"] = episode.ended_by
-        if episode.agent.failure:
-            result["failure"] = episode.agent.failure
+    if episode.failure:
+        result["failure"] = episode.failure
     result["num_tokens"] = sum(episode.loss_mask)
     result["truncated"] = episode.truncated
     return result
@@ -145,7 +146,8 @@ def append_batches(
             num_passed.update(is_greedy(result) for result in batch if result["passed"])
             greedy = is_greedy(batch[-1])
             rate = num_passed[greedy] / max(1, num_samples[greedy])
-            progress.show(len(results), f"{rate:.1%} of greedy ones pass" if greedy else f"{rate:.1%} pass")
+            which = " of greedy ones" if greedy else ""
+            progress.show(len(results), f"{rate:.1%}{which} pass")
     return results
 
 
@@ -176,8 +178,10 @@ def check_folder(folder: Path, request: Request) -> None:
     before = state[RESULTS]["request"]
     changes = []
     for name in sorted(before.keys() | request.keys()):
-        if before.get(name) != request.get(name):
-            changes.append(f"{name} was {json.dumps(before.get(name)):.40}, now {json.dumps(request.get(name)):.40}")
+        old = before.get(name)
+        new = request.get(name)
+        if old != new:
+            changes.append(f"{name} was {json.dumps(old):.40}, now {json.dumps(new):.40}")
     if changes:
         raise UserError(
             f"{folder} contains another evaluation: {'; '.join(changes)}; pass another --output-dir, or delete it"

@@ -29,8 +29,8 @@ def evaluate(
     """Evaluate the policy of a run on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
 
     Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`. Greedy samples of the
-    tasks in `also` are in `evaluation/joint/also`. The duration is recorded in run.json. A resumed evaluation plays
-    episodes whose agent failed again.
+    tasks in `also` are in `evaluation/joint/also`. The duration is recorded in run.json. When a run is resumed,
+    episodes whose agent failed are played again.
 
     Args:
         rows: R evaluation rows with their prompts.

@@ -43,6 +43,8 @@ from lora_grpo.tasks import CODE_TASKS, MBPP, grade_all, task_sha256, task_title
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
+_NOT_COPIED = (*GRADES, "messages", "failure")
+"""Entries of a line that its result does not keep, because other tools may use them with another meaning."""
 _EXPECTED = "one JSON object with 'task_id' and 'completion' a line"
 
 
@@ -65,11 +67,13 @@ class SampleFile:
     """A validated file of samples to grade."""
 
     label: str
+    """The name of the file in reports."""
     task: str
     samples: list[Sample]
     request: Request
     protocol: Protocol
     limits: sandbox.Settings
+    """The limits of programs, if the task grades programs."""
 
     @property
     def problem_ids(self) -> set[str]:
@@ -135,13 +139,17 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
         rows = MBPP().load_all_splits(data.eval, columns)
     else:
         rows = load_split(data, "eval")
+
+    # What the verdicts depend on, beside samples and rows.
     grading: dict[str, Any] = {}
     if task in CODE_TASKS:
         grading = asdict(options.sandbox)
         del grading["workers"]  # the number of workers changes no verdict
     else:
-        grading["style"] = options.style or ("hashes" if task == "gsm8k" else "xml")
+        usual_style = "hashes" if task == "gsm8k" else "xml"
+        grading["style"] = options.style or usual_style
         rows = [{**row, "prompt_style": grading["style"]} for row in rows]
+
     samples = _read_lines(path, task, rows)
     data_sha256 = fingerprint(rows)
     request = {
@@ -176,14 +184,17 @@ def _read_line(where: str, line: Any, task: str, rows_by_id: Mapping[str, Row], 
     Args:
         where: file and line number, for error messages.
     """
-    is_object = isinstance(line, dict)
-    is_whole_program = is_object and "completion" not in line and task in CODE_TASKS
     text = None
-    if is_object:
-        text = line.get("solution") if is_whole_program else line.get("completion")
+    is_whole_program = False
+    if isinstance(line, dict):
+        text = line.get("completion")
+        if "completion" not in line and task in CODE_TASKS:  # EvalPlus
+            text = line.get("solution")
+            is_whole_program = True
     if not isinstance(text, str) or "task_id" not in line:
         raise UserError(f"{where}: expected {_EXPECTED}, got {json.dumps(line):.100}")
 
+    # The row with this id, as other tools may spell it.
     name = str(line["task_id"])
     if task in ("mbpp", "mbpp-plus"):
         name = f"mbpp/{name.lower().removeprefix('mbpp/')}"
@@ -203,9 +214,10 @@ def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
         verdicts = grade_all(task, [sample.completion for sample in samples], rows)
     results = []
     for sample, verdict in zip(samples, verdicts, strict=True):
-        # Keys of the line are kept, except for those that other tools may use with another meaning.
-        entries = {key: value for key, value in sample.line.items() if key not in (*GRADES, "messages", "failure")}
-        results.append({**entries, **verdict_entries(verdict)})
+        result = dict(sample.line)
+        for key in _NOT_COPIED:
+            result.pop(key, None)
+        results.append({**result, **verdict_entries(verdict)})
     return results
 
 

@@ -65,9 +65,9 @@ def drop_failed(path: Path) -> None:
 def _drop_failed(path: Path) -> None:
     for file in (path, *_rank_files(path)):
         results = json_files.read_finished_lines(file, **_REQUIRED)
-        kept = [result for result in results if not has_failed(result)]
-        if len(kept) < len(results):
-            atomic.write_text(file, json_files.dump_lines(kept))
+        played = [result for result in results if not has_failed(result)]
+        if len(played) < len(results):
+            atomic.write_text(file, json_files.dump_lines(played))
 
 
 def _merge(path: Path, units: Sequence[Unit]) -> list[Result]:

@@ -3,6 +3,7 @@
 - An unclosed `<answer>` or `\\boxed{` is not an answer: a truncated `<answer>18` could have become 180.
 - An answer after `####` may end the text, as in GSM8K's solutions. A verdict depends on the text alone, so a text that
   was cut after `#### 1` passes if the answer is 1.
+- `####` before "Step 2" is a heading in Markdown, and its number is no answer. So are those of parts and cases.
 - A box without braces, as in `$\\boxed 18$`, ends with its formula. Two solutions of MATH have one.
 - All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails; a model may correct itself on a
   later line. The end of a `<reasoning>` section also ends a line.
@@ -10,7 +11,8 @@
 
 import re
 
-_MARKER = re.compile(r"(?<!#)####(?!#)|\\boxed\s?(?:\{|(?=-?[0-9]))|<answer>")
+_HEADING = r"[ \t]*\**(?i:step|part|case)[ \t]+[0-9]"
+_MARKER = re.compile(rf"(?<!#)####(?!#|{_HEADING})|\\boxed\s?(?:\{{|(?=-?[0-9]))|<answer>")
 _BRACE = re.compile(r"[{}]")
 # The end of a formula, or of the line if the formula does not end on it.
 _END_OF_FORMULA = re.compile(r"\$|\\[)\]]|\n")

@@ -16,6 +16,8 @@ from lora_grpo.grading.verdict import Verdict
 from lora_grpo.prompts import DEFAULT_STYLE, thoughts, write_completion
 from lora_grpo.workers import TooSlow, Worker
 
+GRADING = "the answer in the last <answer>, \\boxed{} or ####, compared by math-verify"
+"""How a completion passes, in one phrase."""
 _MAX_CHARACTERS = 500
 """Characters of an answer that is graded."""
 _is_equal = Worker("lora_grpo.grading.mathematics:is_equal", seconds=5.0, imports=["math_verify"])

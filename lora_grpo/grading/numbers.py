@@ -26,6 +26,9 @@ from lora_grpo.grading.number_parsing import is_number, numbers_in, value_of, wi
 from lora_grpo.grading.verdict import Verdict
 from lora_grpo.prompts import DEFAULT_STYLE, read_completion, thoughts, write_completion
 
+GRADING = "the number after the last ####, \\boxed{} or <answer>, or in a final statement, by value (`robust`)"
+"""How a completion passes, in one phrase."""
+
 # lm-eval's `regex_pattern` of flexible-extract.
 _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 # Annotations of GSM8K's solutions, such as `<<48/2=24>>`.

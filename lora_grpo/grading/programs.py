@@ -19,6 +19,9 @@ from lora_grpo.grading.code_extraction import extract_program
 from lora_grpo.grading.verdict import Row, Verdict
 from lora_grpo.prompts import thoughts, write_completion
 
+GRADING = "the last code block, or a file's completion as it is, against the unit tests in the sandbox"
+"""How programs are graded, in one phrase."""
+
 
 def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     """Grade one completion. For several, `check_many` is faster."""

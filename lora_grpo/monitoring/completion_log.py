@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.evaluation import has_failed
 from lora_grpo.files import atomic, json_files
 from lora_grpo.rewards import ScoredBatch
 from lora_grpo.rollouts import Episode
@@ -40,15 +41,15 @@ def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[d
         if episode and (episode.session or episode.agent):
             line["messages"] = episode.messages
             line["ended_by"] = episode.ended_by
-        if episode and episode.agent and episode.agent.failure:
-            line["failure"] = episode.agent.failure
+        if episode and episode.failure:
+            line["failure"] = episode.failure
         lines.append(line)
     return lines
 
 
 def passed_by_id(lines: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     """Return whether each completion is correct, by the id of its row, without those whose agent failed."""
-    return {line["id"]: line["passed"] for line in lines if "failure" not in line}
+    return {line["id"]: line["passed"] for line in lines if not has_failed(line)}
 
 
 def write_completions(folder: Path, step: int, lines: Sequence[dict[str, Any]]) -> None:

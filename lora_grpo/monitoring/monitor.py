@@ -17,6 +17,9 @@ from lora_grpo.monitoring.validation import Validation
 from lora_grpo.progress import Progress
 from lora_grpo.runs import Run, read_metrics
 
+CHECKPOINT_SECONDS = 600.0
+"""Time after which a checkpoint is saved even if fewer than `train.checkpoint_steps` have passed."""
+
 
 @dataclass(frozen=True)
 class NextStep:
@@ -69,6 +72,8 @@ class Monitor:
         self._passes_since_best = 0
         self._is_best_unsaved = False
         self._has_reported_ungraded = False
+        self._checkpoint_time = 0.0
+        """`Run.seconds_worked` at the last checkpoint."""
         self._phases_over_plan: set[str] = set()
 
     def begin(self, step: int, trainer_state: Any) -> None:
@@ -148,7 +153,7 @@ class Monitor:
         if self.run.config.hours:
             self.progress.total = self.budget.expected_steps
 
-        saves = False
+        saves = self.run.once(self._is_checkpoint_overdue)
         stops_early = False
         if self.validation and (is_due or is_out_of_time):
             self._validate(self.validation, step, trainer_state)
@@ -161,6 +166,10 @@ class Monitor:
         stops = self.is_stopped() or is_out_of_time or stops_early
         return NextStep(saves=saves or stops, stops=stops)
 
+    def _is_checkpoint_overdue(self) -> bool:
+        """Return whether too much time would be lost if the run were killed now. Processes may disagree."""
+        return self.run.seconds_worked - self._checkpoint_time > CHECKPOINT_SECONDS
+
     def save_best(self) -> None:
         """Save the adapter if it is the best so far and not yet saved. Called when a checkpoint is complete.
 
@@ -170,6 +179,7 @@ class Monitor:
             self.run.once(lambda: save_adapter(self.policy.model, self.policy.tokenizer, self.run.best))
             self.run.record["best"] = self._best
             self._is_best_unsaved = False
+        self._checkpoint_time = self.run.seconds_worked
         self.run.update()  # a killed run has worked at least until here
 
     def _validate(self, validation: Validation, step: int, trainer_state: Any) -> None:

@@ -48,6 +48,8 @@ class Answer:
     rewards: dict[str, float | None]
     """Each reward times its weight; None if the reward could not grade the completion."""
     verdict: Verdict
+    failure: str = ""
+    """Why the agent of the episode failed, so that it says nothing about the model; "" if it did not."""
 
     @property
     def total(self) -> float | None:
@@ -64,19 +66,29 @@ class Group:
     answers: tuple[Answer, ...]
 
     @property
+    def played(self) -> list[Answer]:
+        """The completions without those whose agent failed, which count nowhere, as in evaluations."""
+        return [answer for answer in self.answers if not answer.failure]
+
+    @property
     def solved(self) -> int:
         """Number of correct completions."""
-        return sum(answer.verdict.passed for answer in self.answers)
+        return sum(answer.verdict.passed for answer in self.played)
 
     @property
     def is_mixed(self) -> bool:
         """Whether some completions are correct and others are not."""
-        return 0 < self.solved < len(self.answers)
+        return 0 < self.solved < len(self.played)
+
+    @property
+    def distinct(self) -> int:
+        """Number of distinct completions."""
+        return len({answer.text for answer in self.played})
 
     def values(self, reward: str) -> list[float]:
         """Return the values of a reward, or of the `sum` of the rewards, without those that could not be graded."""
         values = []
-        for answer in self.answers:
+        for answer in self.played:
             value = answer.total if reward == "sum" else answer.rewards[reward]
             if value is not None:
                 values.append(value)
@@ -122,8 +134,13 @@ class Summary:
     """What the groups have in common."""
 
     groups: int
+    """Number of groups, without those in which every agent failed."""
     size: int
-    """Number of completions in a group."""
+    """Number of completions that are sampled in a group."""
+    completions: int
+    """Number of completions in all groups, without those whose agent failed."""
+    failed: int
+    """Number of completions whose agent failed."""
     rewards: dict[str, Moments | None]
     """Each weighted reward, and their `sum`; None if no completion was graded."""
     varying: tuple[str, ...]
@@ -142,39 +159,60 @@ class Summary:
     distinct: float
     """Mean number of distinct completions in a group."""
     num_tokens: float
-    """Mean length of a completion."""
+    """Mean length of a completion, in tokens."""
 
 
 def measure(groups: Sequence[Group]) -> Summary:
-    """Return the summary of groups of equal size.
+    """Return the summary of groups of equal size, at least one of whose completions counts.
 
     Fractions of completions have intervals that are bootstrapped over groups, because the completions of one prompt are
     alike; fractions of groups have Wilson intervals.
     """
-    answers = [answer for group in groups for answer in group.answers]
+    size = len(groups[0].answers)
+    num_sampled = len(groups) * size
+    groups = _with_completions(groups)
+    answers = [answer for group in groups for answer in group.played]
     reward_names = list(answers[0].rewards)
 
     def fraction(holds: Callable[[Answer], bool]) -> Fraction:
-        rates = [statistics.mean(float(holds(answer)) for answer in group.answers) for group in groups]
+        """Return the fraction of completions for which something holds."""
+        rates = []  # by group
+        for group in groups:
+            num_holding = sum(holds(answer) for answer in group.played)
+            rates.append(num_holding / len(group.played))
         return Fraction(statistics.mean(rates), *bootstrap_interval(rates))
 
-    always = sum(group.solved == len(group.answers) for group in groups)
-    mixed = sum(group.is_mixed for group in groups)
-    equal = sum(not group.differs_in("sum") for group in groups)
+    def varies(reward: str) -> bool:
+        return any(group.differs_in(reward) for group in groups)
+
+    num_always_solved = sum(group.solved == len(group.played) for group in groups)
+    num_mixed = sum(group.is_mixed for group in groups)
+    num_equal = sum(not group.differs_in("sum") for group in groups)
     return Summary(
         groups=len(groups),
-        size=len(groups[0].answers),
+        size=size,
+        completions=len(answers),
+        failed=num_sampled - len(answers),
         rewards={name: _moments(groups, name) for name in (*reward_names, "sum")},
-        varying=tuple(name for name in reward_names if any(group.differs_in(name) for group in groups)),
-        zero_variance=fraction_of(equal, len(groups)),
+        varying=tuple(name for name in reward_names if varies(name)),
+        zero_variance=fraction_of(num_equal, len(groups)),
         solved=fraction(lambda answer: answer.verdict.passed),
-        difficulty=Difficulty(always, mixed, len(groups) - always - mixed),
+        difficulty=Difficulty(
+            always_solved=num_always_solved,
+            sometimes_solved=num_mixed,
+            never_solved=len(groups) - num_always_solved - num_mixed,
+        ),
         partial_credit=any(0 < answer.verdict.value < 1 for answer in answers),
         unparsed=fraction(lambda answer: answer.verdict.reason in UNPARSED and not answer.truncated),
         truncated=fraction(lambda answer: answer.truncated),
-        distinct=statistics.mean(len({answer.text for answer in group.answers}) for group in groups),
+        distinct=statistics.mean(group.distinct for group in groups),
         num_tokens=statistics.mean(answer.num_tokens for answer in answers),
     )
+
+
+def _with_completions(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups without those in which every agent failed."""
+    return [group for group in groups if group.played]
 
 
 def _moments(groups: Sequence[Group], reward: str) -> Moments | None:
@@ -196,7 +234,8 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Diagnosis:
     With `data.filter_by_difficulty`, only groups that the filter keeps are considered.
     """
     summary = measure(groups)
-    trained = list(groups)
+    groups = _with_completions(groups)
+    trained = groups
     if config.data.filter_by_difficulty:
         trained = [group for group in groups if group.is_mixed]
     differing = sum(group.differs_in("sum") for group in trained)
@@ -231,6 +270,7 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Diagnosis:
 
 def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str]) -> list[Finding]:
     """Return findings, causes before consequences: truncated or unparsed completions explain why none is correct."""
+    # What can be advised for this task.
     task = get_task(config.data.task)
     is_code = config.data.task in CODE_TASKS
     sft = sft_command(config)
@@ -242,6 +282,7 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
     }
     format_reward = format_rewards.get(config.data.prompt_style, "soft_xml_format=0.5")
 
+    # Completions without an answer.
     findings: list[Finding] = []
     # Whether a finding explains why rewards of right answers are equal within groups.
     is_explained = summary.truncated.value >= _ALMOST_NO_SIGNAL
@@ -260,23 +301,27 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
                 changes.append(f"a prompt in {task.path.name} that shows the format")
             elif not is_code and not any(map(is_format_reward, config.rewards)):
                 changes.append(f"a reward for the format, e.g. {format_reward}")
+            if not changes:
+                changes.append("a larger model, or one that is trained to follow instructions")
             advice = "; ".join(changes)
         problem = f"{summary.unparsed} of completions end without an answer that can be parsed"
         findings.append(Finding(problem, advice))
 
+    # Problems that are too hard or too easy.
     if right_rewards and not is_explained and not summary.partial_credit:
         finer: list[str] = []
         if is_code:
             finer.append("--rewards share_of_tests_passed, which gives partial credit")
         elif isinstance(task, TaskFile):
             finer.append("a score between 0 and 1, for partial credit")
-        elif len(config.rewards) == 1:
+        elif not task.has_own_prompts and len(config.rewards) == 1:
             finer.append(f"a second, finer reward, e.g. {format_reward}")
         difficulty = _difficulty(summary, config, sft_first, finer)
         if difficulty:
             is_explained = True
             findings.append(difficulty)
 
+    # Completions that are alike, and rewards that do not tell them apart.
     if summary.distinct < summary.size / 2 and summary.zero_variance.value >= 0.5:
         problem = f"a group of {summary.size} has {summary.distinct:.1f} distinct completions on average"
         temperature = max(1.0, config.sampling.temperature + 0.2)
@@ -322,7 +367,7 @@ def _difficulty(summary: Summary, config: RunConfig, sft_first: Sequence[str], f
     never = summary.difficulty.never_solved
     source = source_of_rows(config.data.task)
     size = summary.size
-    completions = summary.groups * size
+    completions = summary.completions
     larger_group = f"--sampling.num-generations {2 * size}"
     if never == summary.groups:
         upper_bound = 100 * summary.solved.high

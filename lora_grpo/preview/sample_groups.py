@@ -38,6 +38,9 @@ def preview(config: RunConfig, data: Data) -> Preview:
     """Sample completions of the first training prompts from the base model, tell and return the result.
 
     Writes no files.
+
+    Raises:
+        UserError: a check or a reward raised an exception, or the agent failed in every episode.
     """
     policy = load_policy(config)
     rows, _ = split_validation(data.train, config)
@@ -48,6 +51,9 @@ def preview(config: RunConfig, data: Data) -> Preview:
         raise UserError(str(error)) from None
     finally:
         sampler.close()
+    if not any(group.played for group in groups):
+        failure = groups[0].answers[0].failure
+        raise UserError(f"the agent failed in every episode: {failure}; mend it, and run the command again")
     result = Preview(tuple(groups), measure(groups), judge(groups, config))
     show(config, result)
     return result
@@ -81,7 +87,8 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
         weighted: dict[str, float | None] = {}
         for name, value in values.items():
             weighted[name] = None if value is None else weights[name] * value
-        answers.append(Answer(episode.text, sum(episode.loss_mask), episode.truncated, weighted, verdict))
+        num_tokens = sum(episode.loss_mask)
+        answers.append(Answer(episode.text, num_tokens, episode.truncated, weighted, verdict, episode.failure))
     groups = []
     for number, row in enumerate(prompted_rows):
         first = number * group_size
@@ -146,15 +153,17 @@ def _summary_lines(summary: Summary) -> list[str]:
         if moments:
             table[name] = f"mean {moments.mean:.2f}, std {moments.std:.2f}"
     difficulty = summary.difficulty
-    table |= {
-        "solved": f"{summary.solved} of completions",
-        "problems solved": f"{difficulty.always_solved} by all completions, {difficulty.sometimes_solved} by some, "
-        f"{difficulty.never_solved} by none",
-        "truncated": f"{summary.truncated} of completions",
-        "zero-variance": f"{summary.zero_variance} of groups (all completions have the same reward)",
-        "distinct": f"{summary.distinct:.1f} of {summary.size} completions in a group",
-        "tokens": f"{summary.num_tokens:.1f} per completion",
-    }
+    table["solved"] = f"{summary.solved} of completions"
+    table["problems solved"] = (
+        f"{difficulty.always_solved} by all completions, {difficulty.sometimes_solved} by some, "
+        f"{difficulty.never_solved} by none"
+    )
+    table["truncated"] = f"{summary.truncated} of completions"
+    table["zero-variance"] = f"{summary.zero_variance} of groups (all completions have the same reward)"
+    table["distinct"] = f"{summary.distinct:.1f} of {summary.size} completions in a group"
+    table["tokens"] = f"{summary.num_tokens:.1f} per completion"
+    if summary.failed:
+        table["left out"] = f"{summary.failed} of {summary.failed + summary.completions} episodes, whose agent failed"
     if summary.unparsed.value:  # a task file may not parse answers at all
         table["unparsed"] = f"{summary.unparsed} of completions end without an answer that can be parsed"
     width = max(map(len, table))

@@ -74,7 +74,7 @@ def parse_turn(
         return {"role": "assistant", "content": text}
     from transformers.utils.chat_parsing import parse_response
 
-    # Calls are parsed from what follows the thoughts and the blank lines after them.
+    # Calls are read from what follows the thoughts and the blank lines after them.
     begun = thoughts.begun(before)
     answer_start = thoughts.answer_start(begun + text)
     thought = ""
@@ -82,17 +82,20 @@ def parse_turn(
     if answer_start:  # None in an open thought, 0 without thoughts; a closed thought ends in `text`
         answer = text[answer_start - len(begun) :].lstrip()
         thought = text.removesuffix(answer)
+
+    # A format without types of its own needs those of the schemas. In JSON, the text "1" stays a text.
     calls_format = template["fields"].get("tool_calls", {})
-    schemas = None  # JSON has types of its own: there, the text "1" stays a text
+    schemas = None
     if calls_format.get("content") == "xml-inline":
         schemas = [dict(tool) for tool in tools]
         template = {**template, "fields": {**template["fields"], "tool_calls": _reading_texts(calls_format)}}
+
+    # transformers parses, and gives what a template asks for. It may be no call, or no JSON.
     try:
         parsed = parse_response(answer, dict(template), prefix=before + thought, tools=schemas)
         json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()  # ValueError for half a character, and for NaN
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MalformedCall(first_line(error)) from None
-
     calls = parsed.get("tool_calls") or []
     for call in calls:
         function = call.get("function")
@@ -101,6 +104,7 @@ def parse_turn(
         if not isinstance(function.get("arguments"), dict):
             raise MalformedCall(f"the arguments of {function['name']!r:.60} must be an object")
 
+    # The message, with thoughts under the keys that the template has for them.
     message: dict[str, Any] = {"role": "assistant", "content": parsed.get("content") or ""}
     for name in THOUGHT_FIELDS:
         if str(parsed.get(name) or "").strip():

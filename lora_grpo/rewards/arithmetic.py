@@ -81,8 +81,10 @@ def _evaluate(node: ast.AST) -> float:
     """Return the value of a tree of numbers and the operators + - * /, or raise TypeError for any other."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         return float(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        return -_evaluate(node.operand) if isinstance(node.op, ast.USub) else _evaluate(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd):
+        return _evaluate(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return float(_OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
     raise TypeError(f"no arithmetic: {type(node).__name__}")

@@ -85,22 +85,17 @@ class Scorer:
             verdicts=grade(episodes[0].row["task"], episodes),
             **extra_arguments,
         )
-        batch = self._without_failed(batch, episodes)
-        # `score` takes the last message of a conversation for its text; here, its text is the whole transcript.
-        return replace(batch, texts=texts, episodes=episodes)
 
-    def _without_failed(self, batch: ScoredBatch, episodes: Sequence[Episode]) -> ScoredBatch:
-        """Return a batch in which episodes whose agent failed have no rewards: the model is not to learn from them."""
-        has_failed = [episode.agent is not None and bool(episode.agent.failure) for episode in episodes]
-        if not any(has_failed):
-            return batch
+        # Episodes whose agent failed have no rewards: the model is not to learn from them.
         values = list(batch.values)
         rewards = list(batch.rewards)
-        for index, failed in enumerate(has_failed):
-            if failed:
+        for index, episode in enumerate(episodes):
+            if episode.failure:
                 values[index] = dict.fromkeys(batch.values[index])
                 rewards[index] = None
-        return replace(batch, values=values, rewards=rewards)
+
+        # `score` takes the last message of a conversation for its text; here, its text is the whole transcript.
+        return replace(batch, texts=texts, values=values, rewards=rewards, episodes=episodes)
 
     def texts(self, ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of completions that the trainer sampled; see `completion_texts`."""

@@ -107,7 +107,9 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
             label = spec.name.partition(":")[0]
             function = _built_in(spec.name)
         counts[label] += 1
-        name = label if counts[label] == 1 else f"{label}_{counts[label]}"
+        name = label
+        if counts[label] > 1:
+            name = f"{label}_{counts[label]}"
         rewards.append(Reward(name, spec.weight, GuardedReward(function, name, file)))
     return rewards
 

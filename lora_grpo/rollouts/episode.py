@@ -87,6 +87,11 @@ class Episode:
         return self.ended_by is not None
 
     @property
+    def failure(self) -> str:
+        """Why its agent failed, so that the episode says nothing about the model; "" if it did not, or without one."""
+        return self.agent.failure if self.agent else ""
+
+    @property
     def remaining_tokens(self) -> int:
         """How much of the budget is left."""
         return self.budget - len(self.token_ids)

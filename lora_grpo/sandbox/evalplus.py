@@ -29,8 +29,14 @@ _ATOL_OF_FLOATS = 1e-6
 _ONLY_NONE_COUNTS = {"check_str", "text_match_three", "text_starta_endb"}
 """Functions that may return any object; only whether it is None counts."""
 _ANY_ORDER = {
-    *("similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum"),
-    *("intersection_array", "find_dissimilar", "Diff"),
+    "similar_elements",
+    "find_char_long",
+    "common_in_nested_lists",
+    "extract_singly",
+    "larg_nnum",
+    "intersection_array",
+    "find_dissimilar",
+    "Diff",
 }
 """Functions whose results may have any order."""
 

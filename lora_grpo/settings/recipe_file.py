@@ -25,11 +25,10 @@ def recipe_of_task(task: str | None, method: Literal["grpo", "sft"]) -> str:
     return "task"
 
 
-def read_recipe(name: str, method: Literal["grpo", "sft"]) -> Recipe:
+def read_recipe(name: str) -> Recipe:
     """Return a recipe by its name in `lora-grpo train NAME`, or by its file.
 
-    Args:
-        method: of a recipe file without `METHOD`.
+    Its method is the `METHOD` of the file, by default `grpo`.
 
     Raises:
         UserError: there is no such recipe, or the file defines no presets.
@@ -44,4 +43,4 @@ def read_recipe(name: str, method: Literal["grpo", "sft"]) -> Recipe:
     presets = getattr(module, "PRESETS", None)
     if not isinstance(presets, dict) or not presets:
         raise UserError(f"{path} defines no PRESETS; expected {_EXPECTED}")
-    return Recipe(path.stem, presets, getattr(module, "METHOD", method))
+    return Recipe(path.stem, presets, getattr(module, "METHOD", "grpo"))

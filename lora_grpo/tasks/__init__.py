@@ -5,7 +5,7 @@
 
 A `Task` has three methods: `load` returns rows, `check` returns a verdict, and `gold` returns a completion that must
 pass. A user's file has functions of these names (`task_file.py`). To add a built-in task, copy gsm8k.py, and add a line
-to the table in registry.py and an entry to cli/tasks.toml.
+to the table in registry.py and an entry to cli/tasks.toml. Most graders are in `grading/`.
 
 task.py              the class `Task`: what all tasks have
 registry.py          the table of built-in tasks, and lookup by name

@@ -7,8 +7,9 @@
 
 Rows of a file have a `question`, `functions` (described as in BFCL) and `ground_truth`, [] if no function fits.
 
-The model's calls are parsed as in conversations and graded by the leaderboard's rules; a text that cannot be parsed is
-no call. A row without ground truth passes without calls. Names of functions keep their dots.
+The model's calls are parsed as in conversations and graded by the leaderboard's rules. A row without ground truth
+passes with a text and without calls. A call that cannot be parsed, and a turn that is cut, fail in every row: the
+leaderboard counts them as no call, and a model would be rewarded for writing them. Names of functions keep their dots.
 
 Source: https://github.com/ShishirPatil/gorilla (`eval_checker/ast_eval/ast_checker.py`), bfcl-eval 2026.3.23.
 """
@@ -84,7 +85,7 @@ class Environment:
         self.functions = functions
         self.ground_truth = ground_truth
         self.calls: list[Mapping[str, Any]] | None = None
-        """The calls of the turn; None if it was cut."""
+        """The calls of the turn; None if it was cut, or if one of them cannot be parsed."""
 
     @staticmethod
     def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -259,7 +260,8 @@ def _read_wheel(folder: Path, categories: Sequence[str]) -> list[Row]:
     for category in categories:
         if category not in CATEGORIES:
             raise UserError(f"no category {category!r}; {suggestion(category, CATEGORIES)}")
-        file_name = f"BFCL_v4_{'simple_python' if category == 'simple' else category}.json"
+        name_in_wheel = "simple_python" if category == "simple" else category
+        file_name = f"BFCL_v4_{name_in_wheel}.json"
         path = next(folder.rglob(f"data/{file_name}"), None)
         if path is None:
             raise UserError(

@@ -130,5 +130,8 @@ def _calls(line: str, name: str) -> list[str]:
         tree = ast.parse(line)
     except SyntaxError:
         return []
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [ast.unparse(call)[:_MAX_CHARACTERS] for call in calls if ast.unparse(call.func) == name]
+    calls = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
+            calls.append(ast.unparse(node)[:_MAX_CHARACTERS])
+    return calls

@@ -20,8 +20,17 @@ from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
 
 REWARD_ARGUMENTS = frozenset(
-    {"prompts", "completions", "completion_ids", "verdicts", "trainer_state", "log_extra", "log_metric", "environments"}
-    | {"self"}
+    {
+        "prompts",
+        "completions",
+        "completion_ids",
+        "verdicts",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "environments",
+        "self",
+    }
 )
 """Arguments of rewards that are not columns; `self` is that of a method. A column with such a name cannot be passed."""
 

@@ -22,6 +22,7 @@ class GSM8K(Task):
 
     COLUMNS = ("question", "answer")
     HUB_DATASET = "openai/gsm8k"
+    grading = numbers.GRADING
 
     def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
         """Return the rows of a split; see `Task.load`. All rows of a file are used for either split.

@@ -40,6 +40,7 @@ class Instructions(Task):
     COLUMNS = ("prompt", "instruction_id_list", "kwargs")
     has_gold = False
     has_own_prompts = True
+    grading = "all instructions of the prompt, without the model's thoughts, by if-verifiable (`strict`)"
 
     name: str
 
@@ -65,14 +66,14 @@ class Instructions(Task):
         Raises:
             CheckError: a checker needs data of NLTK that is not there, or there is no such instruction.
         """
+        no_rule = {"strict": False, "loose": False}
         answer = thoughts.answer_of(completion)
         if answer is None:
-            rules = {"strict": False, "loose": False}
-            return Verdict(False, thoughts.UNFINISHED, rules=rules, score=0.0)
+            return Verdict(False, thoughts.UNFINISHED, rules=no_rule, score=0.0)
         try:
             strict, loose = _follow(self.name, row["question"], row["instructions"], row["arguments"], answer)
         except TooSlow:
-            return Verdict(False, "timeout", score=0.0)
+            return Verdict(False, "timeout", rules=no_rule, score=0.0)
         except RuntimeError as error:
             if "nltk" in str(error).lower():
                 raise CheckError(

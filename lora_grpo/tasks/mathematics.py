@@ -34,6 +34,7 @@ class Mathematics(Task):
     """The problems of one task."""
 
     COLUMNS = ("question", "answer")
+    grading = mathematics.GRADING
 
     name: str
     """A key of `_DATASETS`."""

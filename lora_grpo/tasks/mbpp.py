@@ -90,7 +90,8 @@ def make_task(name: str) -> ProgramTask:
 def _number(row: Row) -> int:
     """Return the MBPP task number, or 0 if the id is not a number."""
     number = row["id"].removeprefix("mbpp/")
-    return int(number) if number.isdecimal() and len(number) < 9 else 0
+    is_number = number.isdecimal() and len(number) < 9
+    return int(number) if is_number else 0
 
 
 def _asserts(record: sources.Record) -> list[str]:
@@ -122,9 +123,10 @@ def _row(record: sources.Record) -> Row:
     definitions = {node.name for node in program if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     helpers = (definitions & used_names) - {entry_point}
     # Tests use the real modules, even if the candidate assigns other values to their names.
-    imports = [
-        node for node in program if isinstance(node, (ast.Import, ast.ImportFrom)) and bound_names(node) & used_names
-    ]
+    imports = []
+    for node in program:
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and bound_names(node) & used_names:
+            imports.append(ast.unparse(node))
 
     row: Row = {
         "id": f"mbpp/{record.columns['task_id']}",
@@ -133,7 +135,7 @@ def _row(record: sources.Record) -> Row:
         "entry_point": entry_point,
         "functions": [entry_point, *sorted(helpers)],
         "test": test,
-        "prelude": "\n".join(ast.unparse(node) for node in imports),
+        "prelude": "\n".join(imports),
     }
     if entry_point == _SLOW:
         row["seconds"] = sandbox.MAX_PROGRAM_SECONDS

@@ -55,12 +55,16 @@ _NODES_IF_RUN = {
     **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _FORMULA),
 }
 """The nodes that an answer may have, by generator, for those generators whose scorers run it."""
+_LARGEST_IN_EXPONENT = 99
+"""The largest number in an exponent of an answer that is run."""
 _FUNCTIONS = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "sqrt", "Abs"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Generator(Task):
     """The task of one generator."""
+
+    grading = "the answer in the last <answer>, \\boxed{} or ####, by the generator's scorer: 1 passes"
 
     name: str
     """As in reasoning-gym: "countdown"."""
@@ -270,5 +274,9 @@ def _nested_powers(node: ast.AST) -> float:
     if _nested_powers(node.right):
         return math.inf
     numbers = [part.value for part in ast.walk(node.right) if isinstance(part, ast.Constant)]
-    is_small = len(numbers) <= 2 and all(isinstance(number, int | float) and abs(number) <= 99 for number in numbers)
-    return _nested_powers(node.left) + 1 if is_small else math.inf
+    if len(numbers) > 2:
+        return math.inf
+    for number in numbers:
+        if not isinstance(number, int | float) or abs(number) > _LARGEST_IN_EXPONENT:
+            return math.inf
+    return _nested_powers(node.left) + 1

@@ -136,15 +136,15 @@ def task_files(name: str) -> list[Path]:
 
     The task file is run, and comes first.
     """
-    found = python_file.files(Path(name))
-    folder = found[0].parent
+    files = python_file.files(Path(name))
+    folder = files[0].parent
     agent = get_task(name).agent
     for argument in agent.command if agent else ():
         with contextlib.suppress(OSError):  # a program in an argument is too long for the name of a file
             program = (folder / argument).resolve()
             if program.is_file() and program.is_relative_to(folder):
-                found += python_file.files(program)
-    return list(dict.fromkeys(found))
+                files += python_file.files(program)
+    return list(dict.fromkeys(files))
 
 
 def task_sha256(name: str) -> str | None:

@@ -205,17 +205,17 @@ def _renamed(record: Record, required: Sequence[str], columns: Mapping[str, str]
                 f"name yours with --data.columns {name}=COLUMN, or add a header line if these are values"
             )
     renamed = {name: record.columns[source_name] for name, source_name in columns.items()}
-    kept = dict(record.columns)
+    other_columns = dict(record.columns)
     for source_name in columns.values():
         if source_name in REWARD_ARGUMENTS:  # it was renamed because a column cannot have this name
-            kept.pop(source_name, None)
+            other_columns.pop(source_name, None)
     for name, value in renamed.items():
-        if name not in columns.values() and kept.get(name, value) != value:
+        if name not in columns.values() and other_columns.get(name, value) != value:
             raise UserError(
                 f"{record.where}: --data.columns {name}={columns[name]} would replace a column {name!r} with another "
                 "value; rename or remove one of the two"
             )
-    return Record(record.where, {**kept, **renamed})
+    return Record(record.where, {**other_columns, **renamed})
 
 
 def _with_json_values(columns: Mapping[str, Any], where: str) -> Record:
@@ -265,8 +265,10 @@ def check_python(text: str, name: str, where: str) -> ast.Module:
             warnings.simplefilter("ignore")  # MBPP has invalid escape sequences in strings.
             return ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        line = f" (line {error.lineno}: {error.msg})" if isinstance(error, SyntaxError) else f" ({error})"
-        raise UserError(f"{where}: {name!r} is not Python{line}; fix the row or remove it") from None
+        problem = str(error)
+        if isinstance(error, SyntaxError):
+            problem = f"line {error.lineno}: {error.msg}"
+        raise UserError(f"{where}: {name!r} is not Python ({problem}); fix the row or remove it") from None
 
 
 def unique(rows: list[Row], where: str) -> list[Row]:

@@ -12,6 +12,8 @@ from lora_grpo.tasks.task import ProgramTask, Task
 class StarterMath(Task):
     """Word problems with one number as the answer."""
 
+    grading = numbers.GRADING
+
     def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
         return _bundled_rows("starter", split, source)
 

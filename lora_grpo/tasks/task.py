@@ -11,7 +11,7 @@ from lora_grpo.tasks.environment import EnvironmentClass
 class Task:
     """Rows, a grader and reference answers.
 
-    A task defines `load`, `check` and `gold`, and sets those of the attributes below that differ.
+    A task defines `load`, `check`, `gold` and `grading`, and sets those of the attributes below that differ.
     """
 
     COLUMNS: tuple[str, ...] = ()
@@ -39,6 +39,11 @@ class Task:
     def has_teacher_prompt(self) -> bool:
         """Whether a teacher reads other prompts than the model that it teaches."""
         return False
+
+    @property
+    def grading(self) -> str:
+        """How answers are graded, in one phrase, for reports and model cards."""
+        raise NotImplementedError
 
     @property
     def environment(self) -> EnvironmentClass | None:
@@ -89,6 +94,8 @@ class ProgramTask(Task):
 
     Its rows have the columns that `lora_grpo/grading/programs.py` describes.
     """
+
+    grading = programs.GRADING
 
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
         return programs.check(completion, row)

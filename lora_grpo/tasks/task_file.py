@@ -121,6 +121,16 @@ class TaskFile(Task):
         return hasattr(self.module, "teacher_prompt")
 
     @property
+    def grading(self) -> str:
+        """Names the grader, which a reader finds in the file."""
+        grader = "check"
+        if self.environment:
+            grader = "Environment"
+        elif self.agent:
+            grader = "AGENT" if self.agent.command else "agent"
+        return f"`{grader}` in {self.path.name}"
+
+    @property
     def takes_source(self) -> bool:
         """Whether `load` reads `--data.train` and `--data.eval`."""
         return "source" in inspect.signature(self.module.load).parameters
@@ -258,7 +268,9 @@ class TaskFile(Task):
 
     def _row(self, columns: dict[str, Any], split: str, index: int) -> Row:
         """Return the row with these columns, which `load` has returned. Its `loaded_row` keeps them as they are."""
-        row_id = str(columns["id"]) if is_id(columns.get("id")) else f"{self.path.stem}/{split}/{index}"
+        row_id = f"{self.path.stem}/{split}/{index}"
+        if is_id(columns.get("id")):
+            row_id = str(columns["id"])
         where = f"{self.path}: row {row_id}"
         check_names(columns, where)
         for name, value in columns.items():

@@ -316,6 +316,21 @@ class UpperAndLowerCase(Capitals):
 
 
 @good
+class DigitsThatAreNoNumbers(Capitals):
+    CITIES = {  # noqa: RUF012
+        "water": "H₂O",
+        "ammonia": "NH₃",
+        "methane": "CH₄",
+        "ozone": "O₃",
+        "hydrogen": "H₂",
+        "a square meter": "m²",
+    }
+
+    def check(self, completion, row):
+        return completion.strip() == row["city"]
+
+
+@good
 class PartialCredit(Capitals):
     def check(self, completion, row):
         return difflib.SequenceMatcher(None, completion.strip()[:99], row["city"]).ratio()

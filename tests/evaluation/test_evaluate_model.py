@@ -176,6 +176,7 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"source": "starter", "task": "starter"}, "needs an adapter"),
         ({"source": "a.jsonl", "compare": None, "limit": 2}, "--limit does not apply to a.jsonl"),
         ({"source": "a.jsonl", "compare": None, "bits": 4}, "--bits does not apply to a.jsonl"),
+        ({"source": "a.jsonl", "compare": None, "train": "b.jsonl"}, "--data.train does not apply to a.jsonl"),
         ({"source": "a.jsonl"}, "--compare base needs a model"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from helpers.graded_samples import samples
 
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import count_passed
+from lora_grpo.evaluation import Evaluations, TaskEvaluation, count_passed
 from lora_grpo.evaluation.protocol import Protocol
 from lora_grpo.evaluation.report import Graded, make_report
 from lora_grpo.evaluation.results import append_batches
@@ -37,6 +37,20 @@ def test_a_failed_sample_is_not_scored_0():
     assert made.evaluated.scores == {"pass@1": (1 + 0 + 0 + 1) / 4, "greedy": 2 / 3}
     assert "samples 3 of trained" in made.left_out and made.left_out in made.markdown()
     assert report((1,), samples("++")).left_out is None
+
+
+def test_a_problem_whose_agent_failed_is_not_said_to_have_no_samples(tmp_path, capsys):
+    def shown(results):
+        Evaluations("trained", [TaskEvaluation(report((1,), results), tmp_path)], joint=None).show()
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    of_all = samples("++++")
+    assert "have samples" not in shown(of_all)
+    assert "only 3 of 4 tasks have samples" in shown(of_all[:3])
+    of_failed_agent = shown(failed(of_all, ("t3", "greedy")))
+    assert "left out, because the agent failed: samples 1 of trained" in of_failed_agent
+    assert "have samples" not in of_failed_agent
 
 
 def test_a_problem_with_too_few_samples_for_k_is_left_out():

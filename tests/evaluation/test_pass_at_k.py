@@ -90,6 +90,30 @@ def test_no_interval_has_zero_width():
     assert all_gained_a_tenth.low < -0.4 and all_gained_a_tenth.high > 0.5
 
 
+@pytest.mark.parametrize("num_problems", [20, 100])
+def test_the_interval_of_a_rate_one_step_from_0_or_1_is_not_narrower_than_that_of_0_or_1(num_problems):
+    others = num_problems - 1
+    never = bootstrap_interval([0.0] * num_problems)
+    one_of_four_samples = bootstrap_interval([0.0] * others + [0.25])
+    one_problem = bootstrap_interval([0.0] * others + [1.0])
+    assert 0 < one_of_four_samples.low < 0.25 / num_problems
+    assert never.high < one_of_four_samples.high < one_problem.high
+    assert one_problem == wilson_interval(1, num_problems)
+    all_but_one_of_four = bootstrap_interval([1.0] * others + [0.75])
+    assert all_but_one_of_four == pytest.approx((1 - one_of_four_samples.high, 1 - one_of_four_samples.low))
+
+
+@pytest.mark.parametrize("rate", [0.04, 0.07, 0.08, 0.92])
+def test_the_interval_of_few_passes_or_failures_holds_the_truth(rate):
+    """The probability of all numbers of solved problems, of 50, whose interval holds the true rate."""
+    covered = 0.0
+    for solved in range(51):
+        low, high = bootstrap_interval([1.0] * solved + [0.0] * (50 - solved), num_resamples=1000)
+        if low <= rate <= high:
+            covered += math.comb(50, solved) * rate**solved * (1 - rate) ** (50 - solved)
+    assert covered > 0.94
+
+
 def test_few_changes_do_not_rule_out_others():
     one_gain = difference_interval(*pairs(1, 0, unchanged=99))
     assert one_gain == pytest.approx((-0.0279, 0.0545), abs=5e-5)

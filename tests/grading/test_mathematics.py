@@ -25,6 +25,7 @@ def check(answer, completion):
         ("\\frac{3}{4}", "<answer>\n$\\frac34$\n</answer>", True, "correct"),
         ("\\frac{3}{4}", "<answer>$\\boxed{3/4}$</answer>", True, "correct"),
         ("2\\sqrt{3}", "#### \\sqrt{12}", True, "correct"),
+        ("2", "#### Step 2", False, "no_answer"),
         ("-1, 1", "$x=\\boxed{1}$ or $x=\\boxed{-1}$", True, "correct"),
         ("(1,2]", "\\boxed{(1, 2]}", True, "correct"),
         ("90^\\circ", "\\boxed{90}", True, "correct"),

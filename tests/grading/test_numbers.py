@@ -57,6 +57,11 @@ def robust(completion, answer="18"):
         (r"<think>\boxed{17} no</think><answer>18</answer>", "18"),
         (r"\boxed{18} #### 18", "18"),
         ("#### 18\nThat was 3 steps.", "18"),
+        # Headings of steps are no markers.
+        ("#### Step 1: Halve.\n36/2 = 18\n#### Step 2: Say it.\nThe answer is 18.", "18"),
+        ("#### **Step 3**\nThe answer is 18.", "18"),
+        ("#### 18\n#### Step 3: Check.\n9+9 = 18", "18"),
+        ("#### step by step, it is 18", "18"),
     ],
 )
 def test_correct(completion, answer):
@@ -72,6 +77,8 @@ def test_correct(completion, answer):
         ("", "empty"),
         ("18 is what I get.", "no_answer"),
         ("18", "no_answer"),
+        ("#### Step 18: Add them.", "no_answer"),
+        ("#### Part 18", "no_answer"),
         (r"\boxed{18", "unclosed_answer"),
         (r"The answer is $\boxed 18", "unclosed_answer"),
         ("\\boxed 18\nand $x$", "unclosed_answer"),

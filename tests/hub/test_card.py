@@ -121,6 +121,12 @@ def test_remote_code_is_mentioned(tmp_path):
         assert "**The base needs code from its repository**" in text
 
 
+def test_the_card_says_how_many_samples_are_left_out(tmp_path):
+    run = make_run(tmp_path / "run", report__evaluated__failed=3)
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert "- left out, because the agent failed: samples 3 of trained\n" in text
+
+
 def test_sft_has_its_method_and_the_plot_of_its_loss(tmp_path):
     run = make_run(tmp_path / "sft", record__config__method="sft", record__data__task="mbpp")
     (run / "report").mkdir()

@@ -13,6 +13,8 @@ from lora_grpo.data import split_validation
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
 from lora_grpo.monitoring import Validation
+from lora_grpo.runs import Run
+from lora_grpo.runs.checkpoints import checkpoints_in
 
 MONITORED = {
     "seed": 1,  # the best step is neither the first nor the last
@@ -290,6 +292,39 @@ def test_a_loss_that_is_nan_is_recorded_and_ends_the_run(tmp_path):
     # Without the alarm, it is the loss of this step alone.
     run = run_monitored(tmp_path / "on", before=spoil_third_step, monitor={"rows": 0, "stop_on": ()})
     assert [step["step"] for step in lines(run.metrics) if math.isnan(step["loss"])] == [3]
+
+
+def test_slow_steps_are_saved_before_many_minutes_are_lost(tmp_path, monkeypatch):
+    clock = 0.0
+    monkeypatch.setattr(Run, "clock", staticmethod(lambda: clock))
+
+    def take_four_minutes_a_step(training):
+        trainer = training.trainer
+        training_step = trainer.training_step
+
+        def slow(*arguments, **named):
+            nonlocal clock
+            clock += 240
+            return training_step(*arguments, **named)
+
+        trainer.training_step = slow
+
+    run = run_monitored(
+        tmp_path / "run",
+        before=take_four_minutes_a_step,
+        train={
+            "max_steps": 8,
+            "prompts_per_step": 1,
+            "micro_batch_size": 2,
+            "checkpoint_steps": 5,
+            "keep_checkpoints": 9,
+        },
+        sampling={"num_generations": 2},
+        monitor={"rows": 0},
+    )
+    # Three steps after the last checkpoint are 12 minutes.
+    steps = sorted(checkpoint.step for checkpoint in checkpoints_in(run.checkpoints))
+    assert steps == [3, 5, 8]
 
 
 def reward_file(folder):

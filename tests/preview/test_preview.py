@@ -106,16 +106,17 @@ WRONG = Verdict(False, "wrong_answer")
 UNREAD = Verdict(False, "no_answer")
 
 
-def group(rewards, verdicts=(WRONG,) * 4, *, texts="abcd", truncated=False):
+def group(rewards, verdicts=(WRONG,) * 4, *, texts="abcd", truncated=False, failures=("",) * 8):
     """Return a group of four answers of ten tokens.
 
     Args:
         rewards: by name, the values of the four.
+        failures: why the agent of each failed.
     """
     answers = []
     for index, verdict in enumerate(verdicts):
         rewards_of_answer = {name: values[index] for name, values in rewards.items()}
-        answers.append(Answer(texts[index], 10, truncated, rewards_of_answer, verdict))
+        answers.append(Answer(texts[index], 10, truncated, rewards_of_answer, verdict, failures[index]))
     return Group({"id": "row", "question": "What?"}, tuple(answers))
 
 
@@ -140,6 +141,7 @@ REWARDS_THAT_CANCEL_OUT = group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})
 THREE_OF_EIGHT_EACH_WAY = [*[ALWAYS_RIGHT] * 3, *[NEVER_RIGHT] * 3, *[HALF_RIGHT] * 2]
 
 FILTER = {"data": {"filter_by_difficulty": True}}
+SFT_BEFORE_CODE = {"data": {"task": "mbpp"}, "lora": {"from": "outputs/sft_lora"}}
 LARGER_GROUPS = "--sampling.num-generations 8"
 LONGER = "--sampling.max-completion-tokens 512 --model.max-sequence-tokens 1280,"
 
@@ -173,6 +175,7 @@ FAILURES = [
     Case([*[NEVER_RIGHT] * 7, HALF_RIGHT], BARELY, "0 of 8 problems are always solved and 7 never", LARGER_GROUPS),
     # Texts
     Case([UNREADABLE] * 8, CANNOT, "100% [68, 100] of completions end without", "train sft"),
+    Case([UNREADABLE] * 8, CANNOT, "of completions end without", "a larger model", SFT_BEFORE_CODE),
     Case([HALF_UNREADABLE] * 8, CAN, "50% [", "no change needed: training can fix this"),
     Case([RARELY_RIGHT_AND_TRUNCATED] * 8, BARELY, "100% [68, 100] of completions are truncated at 256 tokens", LONGER),
     Case([NEVER_RIGHT_AND_TRUNCATED] * 8, CANNOT, "are truncated at", "first, on reference answers, which"),
@@ -298,6 +301,31 @@ def test_a_share_of_eight_groups_is_told_with_its_interval():
     assert measured.difficulty == Difficulty(always_solved=0, sometimes_solved=6, never_solved=2)
     assert measured.solved.value == pytest.approx(12 / 32)
     assert measured.solved.low < 12 / 32 < measured.solved.high
+
+
+def test_an_episode_whose_agent_failed_counts_nowhere():
+    failed = Verdict(False, "agent_failed")
+    one_failed = graded(RIGHT, RIGHT, failed, RIGHT, failures=("", "", "KeyError: 'x'", ""))
+    all_failed = graded(*[failed] * 4, failures=("KeyError: 'x'",) * 4)
+    groups = [*[one_failed] * 6, HALF_RIGHT, all_failed]
+    without_them = [*[graded(RIGHT, RIGHT, RIGHT, texts="abd")] * 6, HALF_RIGHT]
+
+    measured = measure(groups)
+    assert (measured.groups, measured.completions, measured.failed) == (7, 22, 10)
+    assert measured.difficulty == Difficulty(always_solved=6, sometimes_solved=1, never_solved=0)
+    assert (measured.solved.value, measured.zero_variance.value) == (pytest.approx((6 + 0.5) / 7), 6 / 7)
+    assert measured.solved == measure(without_them).solved
+    assert judge(groups, RunConfig()).verdict == judge(without_them, RunConfig()).verdict
+    assert judge([one_failed] * 8, RunConfig()).findings[0].problem.startswith("all of 24 completions are correct")
+
+
+def test_a_preview_says_how_many_episodes_are_left_out(capsys):
+    failed = graded(RIGHT, WRONG, WRONG, WRONG, failures=("", "", "", "KeyError: 'x'"))
+    for groups, line in (([failed] * 4, "4 of 16 episodes, whose agent failed"), ([HALF_RIGHT] * 4, None)):
+        show(RunConfig(), Preview(tuple(groups), measure(groups), judge(groups, RunConfig())))
+        printed = capsys.readouterr().out
+        assert ("left out" in printed) == (line is not None)
+        assert line is None or line in printed
 
 
 # What a person sees

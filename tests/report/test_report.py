@@ -89,6 +89,15 @@ def test_the_report_says_where_the_gain_comes_from(tmp_path):
     assert "from the format" in page and "+25.0 [+10.0, +40.0]" in page
 
 
+def test_the_report_says_how_many_samples_are_left_out(tmp_path):
+    run = write_run(tmp_path / "mine")
+    assert "left out" not in text_of(page_of(run))
+    report = read_report(run / "evaluation")
+    evaluated = report.evaluated.model_copy(update={"failed": 3})
+    write_evaluation(run / "evaluation", report.model_copy(update={"evaluated": evaluated}))
+    assert f"the agent failed: samples 3 of {evaluated.label}" in text_of(page_of(run))
+
+
 PROTOCOL_OF_GGUF = Protocol(
     task="starter",
     rows=4,

@@ -17,6 +17,8 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.data import gold_episodes
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
+from lora_grpo.prompts import chat, turns
+from lora_grpo.rollouts import Episode
 from lora_grpo.tasks import Session, bfcl, get_task
 
 TASK = get_task("bfcl")
@@ -113,6 +115,28 @@ def test_calls_are_parsed_in_the_format_of_the_chat_template(tmp_path):
     [episode] = gold_episodes(tokenizer, load(tmp_path / "calls.jsonl", ROW))
     assert '"name": "hotel.book"' in episode.prompt and "<tool_call>" in tokenizer.decode(episode.token_ids)
     assert episode.verdict.passed and episode.session.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("None of them fits.", True),
+        ('<tool_call>\n{"name": "hotel.book", "arguments": {\n</tool_call>', False),
+        ('<tool_call>\n{"name": "hotel.book"}\n</tool_call>', False),
+    ],
+)
+def test_a_malformed_call_fails_also_where_no_call_is_right(tmp_path, text, passed):
+    tokenizer = base_model.load_tokenizer(ModelConfig())
+    tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
+    [row] = load(tmp_path / "calls.jsonl", NO_CALL)
+    prompt = chat.render_row(tokenizer, row)
+    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    end_id = tokenizer.eos_token_id
+    episode = Episode(row, prompt, prompt_ids, tokenizer, [end_id], 1000, turns.response_format(tokenizer))
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    episode.take([*token_ids, end_id], text, logprobs=None, truncated=False)
+    assert episode.is_over and episode.verdict.passed is passed
+    assert episode.session.failed_calls == (not passed)
 
 
 @pytest.mark.parametrize("column", ["functions", "ground_truth"])

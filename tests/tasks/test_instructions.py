@@ -4,12 +4,16 @@ import json
 
 import pytest
 
-from lora_grpo.config import RunConfig, replace
+from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.data import load_data
 from lora_grpo.errors import UserError
-from lora_grpo.grading import CheckError
+from lora_grpo.evaluation.protocol import make_protocol
+from lora_grpo.grading import CheckError, Verdict
+from lora_grpo.preview.diagnosis import Answer, Group, judge
+from lora_grpo.sampling import SamplingParams
 from lora_grpo.settings import check
 from lora_grpo.tasks import get_task, instructions
+from lora_grpo.workers import TooSlow
 
 pytestmark = pytest.mark.engines
 pytest.importorskip("if_verifiable", reason="if-verifiable is not installed: make engines")
@@ -109,11 +113,41 @@ def test_arguments_that_no_text_can_follow_stop_the_run(tmp_path):
         get_task("ifeval").check("A cat sees a cat.", row)
 
 
+def test_a_text_that_takes_too_long_has_all_rules(tmp_path, monkeypatch):
+    """As verdicts on all other texts have, so that rules have the same samples."""
+
+    def take_too_long(*arguments):
+        raise TooSlow
+
+    monkeypatch.setattr(instructions, "_follow", take_too_long)
+    (row,) = rows_of(tmp_path, TWO)
+    verdict = get_task("ifeval").check("Text", row)
+    assert (verdict.reason, dict(verdict.rules), verdict.value) == ("timeout", {"strict": False, "loose": False}, 0.0)
+
+
+def test_a_report_names_the_grader_and_no_answer_format():
+    protocol = make_protocol(DataConfig(task="ifeval"), SamplingParams(1, 0.0, 1.0, 64), 1, 0, data_sha256="")
+    assert "if-verifiable" in protocol.grading and protocol.sampling.prompt_style is None
+
+
 def test_a_benchmark_has_neither_training_rows_nor_references(tmp_path):
     with pytest.raises(UserError, match=r"--data\.train"):
         get_task("ifbench").load("train")
     with pytest.raises(UserError, match="reference"):
         check(replace(RunConfig(method="sft"), {"data": {"task": "ifeval"}}))
+
+
+def test_no_format_of_answers_is_reported_or_advised():
+    """The prompts of the rows ask for none, whatever `--data.prompt-style` says."""
+    data = DataConfig(task="ifeval", train="a.jsonl", eval="b.jsonl", prompt_style="hashes")
+    protocol = make_protocol(data, SamplingParams(1, 0.0, 1.0, 64), rows=1, seed=0, data_sha256="")
+    assert protocol.sampling.prompt_style is None
+
+    wrong = Answer("Rain.", 2, False, {"correct_answer": 0.0}, Verdict(False, "wrong_answer", score=0.0))
+    diagnosis = judge([Group({"id": "row", "question": "Write."}, (wrong,) * 4)] * 8, RunConfig(data=data))
+    advice = " ".join(finding.advice for finding in diagnosis.findings)
+    assert "easier problems" in advice
+    assert "e.g." not in advice
 
 
 def test_the_package_is_asked_for(monkeypatch):
