@@ -7,10 +7,10 @@
 # ///
 """A model learns to find a number from hints, in a conversation of several turns.
 
-Method. The environment thinks of a number from 1 to 20. After each guess it says whether the number is higher or lower.
-The reward is 1 for a first guess that is right and 0.1 less for each further guess. Halving the interval finds every
-number in at most 5 guesses, and in 3.7 on average. SFT shows reference games of a player who reads the hints but does
-not halve; GRPO trains on whole games.
+Method. The environment thinks of a number from 1 to 20. After each guess, it says whether the number is higher or
+lower. The reward is 1 if the first guess is right, and 0.1 less for each further guess. Bisection finds every number in
+at most 5 guesses, and in 3.7 on average. SFT trains on reference games of a player who follows the hints but does not
+bisect; GRPO trains on whole games.
 
     python recipes/sft_lora.py --task recipes/guess_lora.py --sampling.max-completion-tokens 160 --train.max-steps 100
     python recipes/guess_lora.py --lora.from outputs/sft_lora

@@ -1,8 +1,8 @@
 """A model learns to find a number from hints, in a game of gem (https://github.com/axon-rl/gem).
 
 Method. GRPO on whole games. agent.py plays gem's GuessTheNumber with three numbers and two guesses, after one example.
-Whoever guesses the number in the middle and follows the hint always wins; two different numbers without regard to the
-hint win two games of three. The score is 1 for a game that is won, else 0.
+A player who first guesses the middle number and then follows the hint always wins. Two different guesses that ignore
+the hint win two games of three. The score is 1 for a game that is won, else 0.
 
     lora-grpo train task.py --preset laptop
 """

@@ -1,8 +1,8 @@
 """A model learns to answer questions about a shop with the tools of an MCP server (https://modelcontextprotocol.io).
 
 Method. SFT on reference conversations teaches the calls. GRPO continues from that adapter on the agent's episodes:
-agent.py starts server.py with MCP's Python SDK, offers its tools to the model, and passes the calls on until the model
-answers. The score is 1 if the answer is right, else 0. Questions of evaluation are about other items.
+agent.py starts server.py with MCP's Python SDK, offers its tools to the model, and forwards the calls until the model
+answers. The score is 1 if the answer is right, else 0. The evaluation questions are about other items.
 
     lora-grpo train sft.py --preset laptop
     lora-grpo train task.py --preset laptop --lora.from outputs/mcp_tools_sft
