@@ -113,6 +113,8 @@ def test_tables_of_tiny_runs(tiny):
     names = ["greedy", "pass@1", "pass@4"]
     assert [row[:2] for row in rows] == [[seed, name] for seed in ("0", "all") for name in names]
     assert all(len(row) == len(headings) for row in rows)
+    _, *rows = gsm8k_study.gains(dataclasses.replace(tiny, samples=0))
+    assert [row[:2] for row in rows] == [["0", "greedy"], ["all", "greedy"]]
 
     headings, *rows = gsm8k_study.controls(tiny)
     assert {row[0] for row in rows} == {gsm8k_study.STAGES[name].title for name in ("random", "more_sft")}

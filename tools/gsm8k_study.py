@@ -9,11 +9,12 @@
 
 `--data` is a folder with GSM8K's train.jsonl and test.jsonl, and `--humaneval` the file of HumanEval. The last 373
 training rows are for validation: no run trains on them, and all settings were chosen on them. The test set is for the
-tables alone. `--grpo-steps` shortens GRPO, and with it the controls that are compared with it.
+tables alone. `--grpo-steps` shortens GRPO, and with it the controls that are compared with it. `--samples 0` leaves the
+evaluations with several samples for later, which take as long as GRPO.
 
 A run of one seed takes hours, so everything is kept in outputs/gsm8k_study (`--output-dir`), and the same command goes
 on where it stopped, also in the middle of a run or of an evaluation. A folder of runs with other rows or settings is
-refused. Each model is evaluated once: greedily, and with four samples per row at temperature 1.
+refused. Each model is evaluated once: greedily, and with four samples per row at temperature 1 (`--samples`).
 
 Tables compare two models row by row. Accuracies are in percent with 95% intervals. The p-values of a table are
 adjusted for their number (Holm). Minutes are those of training, without evaluations.
@@ -51,8 +52,6 @@ from lora_grpo.tasks import get_task
 ROOT = Path(__file__).resolve().parents[1]
 VALIDATION_ROWS = 373
 """The last rows of the training set, about a twentieth."""
-SAMPLES = 4
-"""Samples per row at temperature 1."""
 TRAIN_FLAGS = ("--data.eval-limit", "16", "--eval.num-samples", "0")
 """The tables have evaluations of their own, so those of the runs are short."""
 
@@ -102,6 +101,8 @@ class Study:
     seeds: Sequence[int]
     grpo_steps: int | None = None
     """Steps of GRPO, or None for those of the preset."""
+    samples: int = 4
+    """Samples per row at temperature 1. With 0, answers are greedy ones alone."""
 
     def begin(self) -> None:
         """Write the rows, and what all runs of the folder have in common, or compare it with what is there.
@@ -256,7 +257,10 @@ Cells = list[str]
 def comparisons(study: Study, before: str, after: str, seed: int) -> dict[str, Comparison]:
     """Compare two stages of a seed on the test set: greedily, and by pass@1 and pass@4 at temperature 1."""
     [greedy] = compare(study.results(before, seed, 1), study.results(after, seed, 1), [1], seed)
-    sampled = compare(study.results(before, seed, SAMPLES), study.results(after, seed, SAMPLES), [1, SAMPLES], seed)
+    if not study.samples:
+        return {"greedy": greedy}
+    samples_before, samples_after = (study.results(stage, seed, study.samples) for stage in (before, after))
+    sampled = compare(samples_before, samples_after, [1, study.samples], seed)
     return {"greedy": greedy, **{each.metric: each for each in sampled}}
 
 
@@ -390,10 +394,13 @@ def main() -> None:
     parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl.gz (default: the Hub)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--grpo-steps", type=int, help="steps of GRPO and its controls (default: the preset's)")
+    parser.add_argument("--samples", type=int, default=4, help="samples per row at temperature 1, or 0 (default: 4)")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "outputs" / "gsm8k_study")
     options = parser.parse_args()
+    if options.samples == 1:
+        parser.error("--samples 1: pass 0 for greedy answers alone, or at least 2 samples")
     data, humaneval = (path and path.resolve() for path in (options.data, options.humaneval))
-    study = Study(options.output_dir.resolve(), data, humaneval, options.seeds, options.grpo_steps)
+    study = Study(options.output_dir.resolve(), data, humaneval, options.seeds, options.grpo_steps, options.samples)
     os.chdir(ROOT)  # where the recipes look for the laptop model
     study.begin()
     headings, *rows = TABLES[options.table](study)
