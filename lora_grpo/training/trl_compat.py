@@ -525,7 +525,7 @@ def _score_whole_logits(
     **_: Any,
 ) -> Scored:
     """Do the same as TRL's `_get_per_token_logps_and_entropies`, for text, from whole logits, with all rows at once."""
-    from trl.trainer.utils import selective_log_softmax_and_entropy
+    from trl.trainer.utils import selective_log_softmax, selective_log_softmax_and_entropy
 
     router_arguments = {"output_router_logits": True} if compute_aux_loss else {}
     output = model(
@@ -537,15 +537,18 @@ def _score_whole_logits(
     )
     # The last logits are of the token after the completion. Some models ignore `logits_to_keep`.
     logits = output.logits[:, :-1][:, -logits_to_keep:]
-    logprobs, entropies = selective_log_softmax_and_entropy(
-        logits,
-        input_ids[:, -logits_to_keep:],
-        entropy_requires_grad=has_entropy_bonus(trainer),
-        temperature=trainer.temperature,
-        row_mask=attention_mask[:, -logits_to_keep:],
-    )
+    completion_ids = input_ids[:, -logits_to_keep:]
+    options = {"temperature": trainer.temperature, "row_mask": attention_mask[:, -logits_to_keep:]}
+
+    entropies = None
+    if compute_entropy:
+        logprobs, entropies = selective_log_softmax_and_entropy(
+            logits, completion_ids, entropy_requires_grad=has_entropy_bonus(trainer), **options
+        )
+    else:
+        logprobs = selective_log_softmax(logits, completion_ids, **options)
     router_loss = output.aux_loss if compute_aux_loss else None
-    return logprobs, entropies if compute_entropy else None, router_loss
+    return logprobs, entropies, router_loss
 
 
 # Divergences of whole distributions
