@@ -472,11 +472,6 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
                 self.step_metrics.add(name, statistics.fmean(share[name] for share in shares))
         return batch
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log a step, whose loss may be NaN: `grpo_arguments` has it logged as it is."""
-        trl_compat.forget_loss(self, logs)
-        super().log(logs, *args, **kwargs)
-
     def _report_ungraded(self, step: int, is_ungraded: Sequence[bool]) -> None:
         """Log the fraction of completions that no reward can grade, and print a line in the first step with any.
 

@@ -206,6 +206,6 @@ def _add_callbacks(trainer: Any, monitor: Monitor, trackers: Trackers) -> None:
 
     from lora_grpo.training.callbacks import MonitorCallback, TrackersCallback
 
-    trainer.add_callback(MonitorCallback(monitor))
+    trainer.add_callback(MonitorCallback(monitor, trainer))
     trainer.add_callback(TrackersCallback(trackers))  # after the monitor, which adds to the logs
     trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary

@@ -193,13 +193,13 @@ def step_values(trainer: Any) -> MutableMapping[str, list[float]]:
     return trainer._metrics["train"]
 
 
-def forget_loss(trainer: Any, logs: Mapping[str, float]) -> None:
+def forget_loss(trainer: Any, loss: float) -> None:
     """Let a step whose logged loss is not finite leave the losses of later steps as they are.
 
     To begin a new sum, transformers subtracts the logged one from itself, which gives NaN in place of 0. Call it when a
     step is logged.
     """
-    if not math.isfinite(logs.get("loss", 0.0)):
+    if not math.isfinite(loss):
         trainer._tr_loss.zero_()
 
 
