@@ -484,9 +484,8 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         if means:
             means_of_processes = distributed.gather(means)  # of equally many conversations
             for name in means:
-                self.step_metrics.add(
-                    name, statistics.fmean(process_means[name] for process_means in means_of_processes)
-                )
+                mean = statistics.fmean(process_means[name] for process_means in means_of_processes)
+                self.step_metrics.add(name, mean)
         return batch
 
     def _report_ungraded(self, step: int, is_ungraded: Sequence[bool]) -> None:

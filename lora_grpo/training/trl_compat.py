@@ -604,7 +604,7 @@ def _logit_scale(config: Any) -> float:
         return 1.0
     if config.model_type == "hyperclovax":
         return logits_scaling
-    return 1 / logits_scaling  # Granite's divisor
+    return 1 / logits_scaling  # Granite and others divide by it
 
 
 def token_divergences(student: Logits, teacher: Logits, beta: float, temperature: float) -> Any:
