@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from lora_grpo.loss.probes import base_of, logprob_tolerance, probe_tokens
+from lora_grpo.loss.probes import logprob_tolerance, probe_tokens
 from lora_grpo.loss.scoring import Score
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, base_of
 
 _ROW_TOKENS = 16
 """Length of the row, a prompt and its completion."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo.loss.attention import ATTENTIONS, PackedAttention, register_attention
 from lora_grpo.loss.packing import Packing, pack
-from lora_grpo.loss.probes import base_of, logprob_tolerance, probe_tokens
+from lora_grpo.loss.probes import logprob_tolerance, probe_tokens
 from lora_grpo.loss.scoring import Score
+from lora_grpo.models import base_of
 
 if TYPE_CHECKING:
     import torch

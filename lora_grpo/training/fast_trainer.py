@@ -28,10 +28,9 @@ from lora_grpo.loss import (
     PackedAttention,
     SamplerComparison,
     TeacherComparison,
-    base_of,
     padding_obstacle,
 )
-from lora_grpo.models import Policy, TeacherModel
+from lora_grpo.models import Policy, TeacherModel, base_of
 from lora_grpo.monitoring import (
     IMPORTANCE_WEIGHT,
     LARGEST_LOGPROB_MISMATCH,

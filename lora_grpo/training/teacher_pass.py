@@ -14,8 +14,8 @@ from lora_grpo.config import TeacherConfig
 from lora_grpo.data import teacher_prompt_text
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
-from lora_grpo.loss import Distillation, ExactLossPass, base_of
-from lora_grpo.models import TeacherModel
+from lora_grpo.loss import Distillation, ExactLossPass
+from lora_grpo.models import TeacherModel, base_of
 from lora_grpo.training import trl_compat
 
 if TYPE_CHECKING:

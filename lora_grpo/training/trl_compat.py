@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from lora_grpo.loss import ImportanceSampling, Score, Scored, base_of, score_in_slices
+from lora_grpo.loss import ImportanceSampling, Score, Scored, score_in_slices
+from lora_grpo.models import base_of
 from lora_grpo.sampling import Decoded
 
 # The state of a step
