@@ -33,7 +33,6 @@ from lora_grpo.loss.distillation import TEACHER_LOGPROBS, Distillation, TeacherC
 from lora_grpo.loss.exact_pass import ExactLossPass
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.padding import padding_obstacle
-from lora_grpo.loss.probes import base_of
 from lora_grpo.loss.sampler_comparison import SamplerComparison
 from lora_grpo.loss.scoring import Score, Scored
 from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, tiles_obstacle

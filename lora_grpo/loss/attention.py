@@ -16,7 +16,7 @@ PackedAttention: TypeAlias = Literal["sdpa", "flex"]
 ATTENTION = "shared_prompts"
 """Name of the attention implementation `sdpa` in transformers."""
 ATTENTIONS: dict[PackedAttention, str] = {"sdpa": ATTENTION, "flex": "shared_prompts_in_blocks"}
-"""The names of all."""
+"""The names of both implementations."""
 
 
 def register_attention() -> None:
@@ -46,6 +46,7 @@ def attend(
 
     Args:
         query: shape (1, heads, T, head size); `key` and `value` have as many or fewer heads.
+        packing: of the sequence of T tokens; None if rows are padded, which transformers' `sdpa` computes.
 
     Returns:
         Shape (1, T, heads, head size), and None for the attention weights.
@@ -125,4 +126,6 @@ def _flex_attention(device: str) -> Any:
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)
+    if device == "cpu":
+        return flex_attention
+    return torch.compile(flex_attention, dynamic=True)

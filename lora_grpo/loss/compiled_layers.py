@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lora_grpo.errors import first_line
-from lora_grpo.loss.probes import base_of
+from lora_grpo.models import base_of
 
 _PROBE_TOKENS = 8
 

@@ -51,10 +51,10 @@ class Distillation:
         Returns:
             Shape (R, completion width) or, if the teacher has another part in the loss, (R, 1).
         """
-        of_rewards = self.reward_weight * group_advantages[:, None]
+        reward_advantages = self.reward_weight * group_advantages[:, None]  # (R, 1)
         if not self.has_token_advantages:
-            return of_rewards
-        return of_rewards + self.weight * (teacher_logprobs - logprobs).detach()
+            return reward_advantages
+        return reward_advantages + self.weight * (teacher_logprobs - logprobs).detach()
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class TeacherComparison:
     """Collects what the micro-batches of a step say about the teacher."""
 
     _sums: list[torch.Tensor] = field(default_factory=list)
+    """For each micro-batch the number of its tokens that have a loss, and the sums over them of: logprob(model) -
+    logprob(teacher), disagreements, divergences. Shape (4,)."""
 
     def add(
         self,
@@ -83,7 +85,14 @@ class TeacherComparison:
         loss_mask: torch.Tensor,
         divergences: torch.Tensor | None,
     ) -> None:
-        """Add a micro-batch. All values have the shape (R, completion width); the mask is 1 for tokens with a loss."""
+        """Add a micro-batch.
+
+        Args:
+            logprobs: of the policy that sampled, in nats, shape (R, completion width). All values have this shape.
+            teacher_logprobs: in nats.
+            loss_mask: 1 for tokens that have a loss.
+            divergences: in nats; None if the loss has no divergence.
+        """
         import torch
 
         mask = loss_mask.bool()
@@ -93,7 +102,8 @@ class TeacherComparison:
             sum_of_divergences = divergences.detach()[mask].double().sum()
         disagreements = (differences > _HALF).sum().double()
         count = mask.sum().double()
-        self._sums.append(torch.stack([count, differences.sum(), disagreements, sum_of_divergences]))
+        sums = torch.stack([count, differences.sum(), disagreements, sum_of_divergences])
+        self._sums.append(sums)
 
     def difference(
         self, gather: Callable[[torch.Tensor], torch.Tensor], *, has_divergence: bool
@@ -102,6 +112,7 @@ class TeacherComparison:
 
         Args:
             gather: returns the tensors of all processes, concatenated.
+            has_divergence: whether the micro-batches were added with divergences.
         """
         import torch
 
@@ -109,7 +120,10 @@ class TeacherComparison:
             return None
         sums = torch.stack(self._sums).sum(0)
         self._sums.clear()
-        count, kl, disagreements, divergence = gather(sums[None]).sum(0).tolist()
+        count, sum_of_differences, disagreements, sum_of_divergences = gather(sums[None]).sum(0).tolist()
         if not count:
             return None
-        return TeacherDifference(kl / count, disagreements / count, divergence / count if has_divergence else None)
+        divergence = None
+        if has_divergence:
+            divergence = sum_of_divergences / count
+        return TeacherDifference(sum_of_differences / count, disagreements / count, divergence)

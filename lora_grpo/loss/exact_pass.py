@@ -16,12 +16,12 @@ from lora_grpo.loss.distillation import Distillation
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
-from lora_grpo.loss.probes import base_of
 from lora_grpo.loss.scoring import Score, Scored, Tiles, joined
 from lora_grpo.loss.shared_prompts import packed_rows, packing_obstacle
 from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, tiles_obstacle
 from lora_grpo.loss.trees import has_trees, paths_of
 from lora_grpo.loss.zero_advantage import rows_with_advantage, zero_of
+from lora_grpo.models import base_of
 
 if TYPE_CHECKING:
     import torch

@@ -91,7 +91,9 @@ class MicroBatch:
         # The sampler's logprobs are NaN where vLLM returns none. Without old logprobs, TRL's ratio is relative to the
         # values returned here, so any finite number gives 1.
         sampler_logprobs = self.inputs[SAMPLER_LOGPROBS].nan_to_num()
-        return self.inputs.get(OLD_LOGPROBS, sampler_logprobs), -sampler_logprobs
+        logprobs = self.inputs.get(OLD_LOGPROBS, sampler_logprobs)
+        entropies = -sampler_logprobs
+        return logprobs, entropies
 
     def sampler_differences(self) -> torch.Tensor | None:
         """Compare the logprobs of the policy that sampled with the sampler's.
@@ -112,7 +114,9 @@ class MicroBatch:
         weights = self._of_read_rows(IMPORTANCE_WEIGHTS)
         mask = self.loss_mask().bool()
         has_weight_per_token = weights.shape == mask.shape
-        return weights[mask] if has_weight_per_token else weights.flatten()
+        if has_weight_per_token:
+            return weights[mask]
+        return weights.flatten()
 
     def add_to(self, comparison: TeacherComparison, divergences: torch.Tensor | None) -> None:
         """Compare the policy that sampled with the teacher, and add the result to a comparison.
@@ -125,14 +129,24 @@ class MicroBatch:
 
     def _logprobs_of_sampling_policy(self) -> torch.Tensor:
         """Return the trainer's logprobs of the K completions, from before any update on them."""
+        if OLD_LOGPROBS in self.inputs:
+            return self._of_read_rows(OLD_LOGPROBS)
         assert self.logprobs is not None
-        return self._of_read_rows(OLD_LOGPROBS) if OLD_LOGPROBS in self.inputs else self.logprobs
+        return self.logprobs
 
     def loss_mask(self) -> torch.Tensor:
-        """Return 1 for the tokens of the K completions that have a loss: not those that the model did not write."""
+        """Return a mask of the K completions, shape (K, completion width): 1 for tokens that have a loss.
+
+        Padding and tokens that the model did not write have none.
+        """
         mask = self._of_read_rows("completion_mask")
-        return mask * self._of_read_rows("tool_mask") if "tool_mask" in self.inputs else mask
+        if "tool_mask" in self.inputs:
+            mask = mask * self._of_read_rows("tool_mask")
+        return mask
 
     def _of_read_rows(self, name: str) -> torch.Tensor:
+        """Return the rows of the K completions of a tensor of the loss."""
         values: torch.Tensor = self.inputs[name]
-        return values if self.read_rows is None else values[self.read_rows]
+        if self.read_rows is None:
+            return values
+        return values[self.read_rows]

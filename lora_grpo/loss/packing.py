@@ -155,7 +155,7 @@ def can_pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> bo
 def pack(
     ids: torch.Tensor, mask: torch.Tensor, completion_width: int, predecessors: torch.Tensor | None = None
 ) -> Packing:
-    """Pack rows of left-padded prompts and right-padded completions.
+    """Pack rows of left-padded prompts and right-padded completions. Letters in shapes are those of `Packing`.
 
     Args:
         ids: token ids, shape (R, prompt width + completion width).
@@ -194,8 +194,9 @@ def pack(
     in_completion = completion_columns < completion_lengths[:, None] - 1  # (R, C)
     completion_slots = _number(in_completion, first=num_prompt_tokens)
 
+    # Find what each token of a completion attends to, its position, and the slot from which it is predicted.
     prompt_lengths_of_rows = prompt_lengths[prompt_of_row][:, None]  # (R, 1)
-    context = torch.cat([prompt_slots[prompt_of_row], completion_slots], dim=1)
+    context = torch.cat([prompt_slots[prompt_of_row], completion_slots], dim=1)  # (R, longest prompt + C)
     predecessor_slots = torch.zeros_like(completion_mask, dtype=torch.long)
     if predecessors is None:
         trees = None
@@ -218,17 +219,19 @@ def pack(
         sees_completion &= numbers_of_queries < trees.ends[:, None]
         positions = trees.positions
 
-        # A token that begins a sequence gets slot 0. It is not sampled, so nothing is computed from its logprob.
+        # Look up the slot of the column before in `context`: completions begin after the longest prompt, and negative
+        # columns count from the end of the row's own prompt. A token that begins a sequence gets slot 0. It is not
+        # sampled, so nothing is computed from its logprob.
         columns_before = predecessors[:, : num_columns + 1]
         is_in_completion = columns_before >= 0
         entries = columns_before + torch.where(is_in_completion, longest_prompt, prompt_lengths_of_rows)
         slots = context.gather(1, entries.clamp(min=0))
         predecessor_slots[:, : num_columns + 1] = slots.masked_fill(entries < 0, 0)
 
+    # Join the prompts and the completions, without padding.
     visible = torch.cat([sees_prompt, sees_completion], dim=2)[:, None]
     prompt_positions = prompt_columns.expand_as(in_prompt)[in_prompt]
     completion_positions = positions[in_completion]
-
     packed_prompt_ids = unique_prompts[is_prompt_token]
     packed_completion_ids = completion_ids[:, :num_columns][in_completion]
     return Packing(

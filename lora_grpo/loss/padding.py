@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from lora_grpo.loss.probes import base_of, logprob_tolerance, probe_tokens
+from lora_grpo.loss.probes import logprob_tolerance, probe_tokens
 from lora_grpo.loss.scoring import Score
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, base_of
 
 _ROW_TOKENS = 16
 """Length of the row, a prompt and its completion."""
@@ -25,8 +25,10 @@ def padding_obstacle(model: Any, score: Score, tokenizer: Any) -> str:
     import torch
 
     config = base_of(model).config.get_text_config()
+    num_padding = _MAX_PADDING
     max_positions = getattr(config, "max_position_embeddings", None)
-    num_padding = min(_MAX_PADDING, max_positions // 2) if max_positions else _MAX_PADDING
+    if max_positions:
+        num_padding = min(_MAX_PADDING, max_positions // 2)
 
     # The same tokens, once without and once with padding.
     device = next(model.parameters()).device

@@ -8,11 +8,6 @@ from lora_grpo.models import base_model
 _TEXT = "The children walked along the river to the old mill, where their friends were baking bread for all of them."
 
 
-def base_of(model: Any) -> Any:
-    """Return the base of a PEFT model, or any other model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def probe_tokens(model: Any, tokenizer: Any, count: int) -> list[int]:
     """Return `count` tokens of an English sentence, which is repeated if it is shorter.
 

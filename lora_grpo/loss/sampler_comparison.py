@@ -33,7 +33,9 @@ class SamplerComparison:
     """
 
     _differences: list[torch.Tensor] = field(default_factory=list)
+    """Absolute differences of each micro-batch in nats, shape (tokens,)."""
     _weights: list[torch.Tensor] = field(default_factory=list)
+    """Importance weights of each micro-batch, shape (tokens,), or (completions,) if completions have one weight."""
 
     def add(self, micro_batch: MicroBatch) -> None:
         """Add a micro-batch whose loss has been computed."""
@@ -66,13 +68,18 @@ def _spread(parts: list[torch.Tensor], gather: Gather) -> Spread | None:
         return None
     values = torch.cat(parts)
     parts.clear()
-    # A process without values still takes part in `gather`.
-    smallest = values.min() if len(values) else values.new_tensor(torch.inf)
-    largest = values.max() if len(values) else values.new_tensor(-torch.inf)
+
+    # A process without values still takes part in `gather`. Infinities change neither minimum nor maximum.
     count = values.new_tensor(len(values))
-    of_processes: Sequence[Sequence[float]]
-    of_processes = gather(torch.stack([count, values.sum(), smallest, largest])[None]).tolist()
-    counts, sums, all_smallest, all_largest = zip(*of_processes, strict=True)
+    smallest = values.new_tensor(torch.inf)
+    largest = values.new_tensor(-torch.inf)
+    if len(values):
+        smallest = values.min()
+        largest = values.max()
+    rows: Sequence[Sequence[float]]  # one for each process
+    rows = gather(torch.stack([count, values.sum(), smallest, largest])[None]).tolist()
+
+    counts, sums, all_smallest, all_largest = zip(*rows, strict=True)
     if not sum(counts):  # all micro-batches are masked
         return None
     return Spread(min(all_smallest), sum(sums) / sum(counts), max(all_largest))

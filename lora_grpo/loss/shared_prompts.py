@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo.loss.attention import ATTENTIONS, PackedAttention, register_attention
 from lora_grpo.loss.packing import Packing, pack
-from lora_grpo.loss.probes import base_of, logprob_tolerance, probe_tokens
+from lora_grpo.loss.probes import logprob_tolerance, probe_tokens
 from lora_grpo.loss.scoring import Score
+from lora_grpo.models import base_of
 
 if TYPE_CHECKING:
     import torch
@@ -119,8 +120,9 @@ def packing_obstacle(
     if window and window < longest_row and getattr(config, "use_sliding_window", True):
         return f"the model attends to the last {window} tokens, and rows may be longer"
 
-    # Four rows of two prompts: prompts of eight tokens, and completions of one to three.
+    # Four rows of two prompts: prompts of eight tokens, and completions of three, one, one and three.
     ids = torch.tensor(probe_tokens(model, tokenizer, 22), device=next(model.parameters()).device)
+    completion_width = 3
     rows = [ids[:11], ids[:9], ids[11:20], ids[11:22]]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     mask = (padded >= 0).long()
@@ -130,12 +132,12 @@ def packing_obstacle(
     # The backbone that `packed_rows` packs may also read images. The packing is for the attention of its text model.
     text_model = base.get_decoder()
     with torch.no_grad():
-        expected = score(model, padded, mask, 3)[0]
+        expected = score(model, padded, mask, completion_width)[0]
         register_attention()
         text_model.set_attn_implementation(ATTENTIONS[attention])
         try:
-            with packed_rows(model, completion_width=3):
-                logprobs = score(model, padded, mask, 3)[0]
+            with packed_rows(model, completion_width):
+                logprobs = score(model, padded, mask, completion_width)[0]
             # In 16 bits, rounding moves the logprobs of improbable tokens by up to 5 nats, so take the mean.
             difference = (logprobs.float() - expected.float()).abs().mean().item()
             if difference <= logprob_tolerance(base):

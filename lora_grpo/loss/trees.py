@@ -66,24 +66,27 @@ def ancestry(predecessors: torch.Tensor, prompt_lengths: torch.Tensor) -> Ancest
 
     rows = []
     for columns_before, [prompt_length] in zip(predecessors.tolist(), prompt_lengths.tolist(), strict=True):
+        # Count each token and its descendants, from the last column, because a token is after its ancestors.
         num_columns = len(columns_before)
         subtree_sizes = [1] * num_columns
-        for column in reversed(range(num_columns)):  # a token is after its ancestors
-            if columns_before[column] >= 0:
-                subtree_sizes[columns_before[column]] += subtree_sizes[column]
+        for column in reversed(range(num_columns)):
+            column_before = columns_before[column]
+            if column_before >= 0:
+                subtree_sizes[column_before] += subtree_sizes[column]
 
+        # Number the tokens. A child's numbers begin after those of its elder siblings and their descendants.
         num_prompt_tokens: list[int] = []
         positions: list[int] = []
         numbers: list[int] = []
         next_numbers: list[int] = []  # for the next child of each token
-        next_number_at_top = 0
+        next_number_at_top = 0  # for the next token whose predecessor is no token of the completion
         for column, column_before in enumerate(columns_before):
-            if column_before >= 0:
+            if column_before >= 0:  # another token of the completion
                 num_prompt_tokens.append(num_prompt_tokens[column_before])
                 positions.append(positions[column_before] + 1)
                 number = next_numbers[column_before]
                 next_numbers[column_before] += subtree_sizes[column]
-            else:
+            else:  # a token of the prompt, or none
                 num_prompt_ancestors = 0
                 if column_before != ROOT:
                     num_prompt_ancestors = prompt_length + column_before + 1
@@ -153,9 +156,12 @@ def paths_of(ids: torch.Tensor, mask: torch.Tensor, predecessors: torch.Tensor) 
     for row, columns_before in enumerate(predecessors.tolist()):
         columns_before = columns_before[: completion_lengths[row]]
         first_column = -prompt_lengths[row]
-        leaves = set(range(len(columns_before))) - set(columns_before)
+        leaves = sorted(set(range(len(columns_before))) - set(columns_before))
+        if not leaves:  # the completion is empty, so its path ends with the prompt
+            leaves = [-1]
         is_scored = [False] * len(columns_before)
-        for leaf in sorted(leaves) or [-1]:
+        for leaf in leaves:
+            # From the leaf up to what an earlier path has scored: the completion of this path.
             new_columns = []
             column = leaf
             while column >= 0 and not is_scored[column]:
@@ -164,6 +170,7 @@ def paths_of(ids: torch.Tensor, mask: torch.Tensor, predecessors: torch.Tensor) 
                 column = columns_before[column]
             new_columns.reverse()
 
+            # From there up to the root, and on into the prompt: what the completion is read after.
             context = []
             while column >= 0:
                 context.append(column)

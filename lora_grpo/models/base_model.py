@@ -92,6 +92,13 @@ def text_only(model: Any) -> Any:
     return model
 
 
+def base_of(model: Any) -> Any:
+    """Return the base of a PEFT model, or any other model itself."""
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
+
+
 def load_tokenizer(settings: ModelConfig) -> Any:
     """Load the tokenizer of a model, or raise a UserError."""
     silence_libraries()

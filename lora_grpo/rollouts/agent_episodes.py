@@ -38,7 +38,7 @@ def play_agents(
         top_p=params.top_p,
         prompt_tokens=definition.prompt_tokens,
         budget=params.max_tokens,
-        turn_tokens=min(params.max_turn_tokens or params.max_tokens, params.max_tokens),
+        turn_tokens=params.turn_limit,
     )
 
     episodes_at_once = sampler.batch_size or _MAX_LIVE_EPISODES

@@ -87,14 +87,11 @@ def _converse(
     group_size = params.num_samples
     episodes = [episode for group in groups for episode in group]
     unfinished = list(range(len(episodes)))  # indices into `episodes`; shrinks as conversations end
-    turn_limit = params.max_tokens
-    if params.max_turn_tokens:
-        turn_limit = min(turn_limit, params.max_turn_tokens)
 
     # In the first turn, the G episodes of a group share one prompt, which the sampler reads once. The sampler keeps the
     # cache of each episode under its index, for the turns that follow.
     prompts = [group[0].prompt_ids for group in groups]
-    turn_params = replace(params, max_tokens=turn_limit, keys=tuple(unfinished))
+    turn_params = replace(params, max_tokens=params.turn_limit, keys=tuple(unfinished))
     for turn in itertools.count():
         # The seed of a turn depends on its episode alone, not on which other episodes are unfinished. The first turn
         # has the episode's own seed, as an episode without an environment does.
@@ -128,7 +125,7 @@ def _converse(
         # From now on, each episode is a prompt of its own: everything up to here. Its cache lacks only the last token
         # of its turn and those that the environment has added.
         prompts = [episodes[index].prompt_ids + episodes[index].token_ids for index in unfinished]
-        token_limits = tuple(min(turn_limit, episodes[index].remaining_tokens) for index in unfinished)
+        token_limits = tuple(min(params.turn_limit, episodes[index].remaining_tokens) for index in unfinished)
         turn_params = replace(
             params,
             num_samples=1,

@@ -336,8 +336,12 @@ def num_to_start(batch_size: int, *, running: int, waiting: int, refills: bool) 
             Otherwise, a full batch starts when all have finished.
     """
     if not refills:
-        return 0 if running else min(batch_size, waiting)
+        if running:
+            return 0
+        return min(batch_size, waiting)
     refill_size = max(1, int(batch_size * START_FRACTION))
     num_new = min(refill_size, waiting)
     num_free = batch_size - running
-    return num_new if num_new <= num_free else 0
+    if num_new > num_free:
+        return 0
+    return num_new

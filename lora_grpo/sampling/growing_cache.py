@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lora_grpo.models import base_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -35,8 +37,7 @@ def cache_argument(model: Any) -> str:
 
     transformers 5.24 renamed `past_key_values` to `cache`, and warns of the old name.
     """
-    unwrapped = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
-    return _cache_argument(type(unwrapped))  # type: ignore[arg-type]  # a class is hashable
+    return _cache_argument(type(base_of(model)))  # type: ignore[arg-type]  # a class is hashable
 
 
 @functools.cache

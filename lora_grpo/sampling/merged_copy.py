@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lora_grpo.models import PATTERNS, SELECTION, base_model, features
+from lora_grpo.models import PATTERNS, SELECTION, base_model, base_of, features
 from lora_grpo.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def plain_copy(model: Any) -> Any:
     import torch
     from bitsandbytes.functional import dequantize_4bit
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_of(model)
     config = copy.deepcopy(base.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -12,7 +12,7 @@ import functools
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lora_grpo import console
 from lora_grpo.errors import RunError
@@ -33,6 +33,16 @@ from lora_grpo.sampling.token_selection import completion_seed, select_tokens, u
 
 _PART_TOKENS = 4
 """Tokens in a part of `stream_text`."""
+
+
+class _Options(NamedTuple):
+    """What requests share that are decoded together. The groups of a wave are decoded in the order of these values."""
+
+    adapter: bool
+    temperature: float
+    top_p: float
+    stop: tuple[str, ...]
+    ends_at_next_question: bool
 
 
 class Sampler:
@@ -210,16 +220,19 @@ class Sampler:
             while (wave := queue.next_wave()) is not None:
                 for key in queue.take_forgotten():
                     self.forget(key)
-                groups: dict[tuple[bool, float, float, tuple[str, ...], bool], list[Waiting]] = {}
+                groups: dict[_Options, list[Waiting]] = {}
                 for waiting in wave:
                     request = waiting.request
-                    adapter = request.adapter and woken_with_adapter
-                    ends_at_question = request.ends_at_next_question
-                    options = (adapter, request.temperature, request.top_p, request.stop, ends_at_question)
+                    options = _Options(
+                        adapter=request.adapter and woken_with_adapter,
+                        temperature=request.temperature,
+                        top_p=request.top_p,
+                        stop=request.stop,
+                        ends_at_next_question=request.ends_at_next_question,
+                    )
                     groups.setdefault(options, []).append(waiting)
                 for options in sorted(groups):
-                    adapter, *_ = options
-                    self._switch_adapter(on=adapter)
+                    self._switch_adapter(on=options.adapter)
                     self._serve_together(groups[options])
         finally:
             self._switch_adapter(on=woken_with_adapter)

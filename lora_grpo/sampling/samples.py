@@ -60,6 +60,13 @@ class SamplingParams:
             max_turn_tokens=settings.max_turn_tokens,
         )
 
+    @property
+    def turn_limit(self) -> int:
+        """Maximum number of tokens of a turn, which is at most a whole conversation."""
+        if self.max_turn_tokens is None:
+            return self.max_tokens
+        return min(self.max_turn_tokens, self.max_tokens)
+
     def token_limit(self, index: int) -> int:
         """Return the maximum number of tokens of the completion with this index in the call."""
         if self.max_tokens_by_prompt is None:

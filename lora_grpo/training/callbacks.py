@@ -8,13 +8,19 @@ from typing import Any
 from transformers import TrainerCallback
 
 from lora_grpo.monitoring import Monitor, Trackers
+from lora_grpo.training import trl_compat
 
 
 class MonitorCallback(TrainerCallback):
-    """Calls the monitor of a run between steps."""
+    """Calls the monitor of a run between steps.
 
-    def __init__(self, monitor: Monitor) -> None:
+    Args:
+        trainer: transformers' trainer, which logs a loss that is NaN as it is (`trl_config.py`).
+    """
+
+    def __init__(self, monitor: Monitor, trainer: Any) -> None:
         self.monitor = monitor
+        self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The state of a resumed run is that of its checkpoint, and transformers saves by the interval in the state.
@@ -23,6 +29,7 @@ class MonitorCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:  # the Trainer also logs the end of training
+            trl_compat.forget_loss(self.trainer, logs["loss"])
             self.monitor.record_step(state.global_step, logs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

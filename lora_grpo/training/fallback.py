@@ -8,8 +8,7 @@ from transformers import GenerationMixin
 from trl import GRPOConfig
 
 from lora_grpo.config import UNREAD_FIELDS
-from lora_grpo.loss import base_of
-from lora_grpo.models import TRAINABLE
+from lora_grpo.models import TRAINABLE, base_of
 from lora_grpo.training.trl_compat import has_own_generate, takes_images, unread_generation_settings
 
 _GENERATE = GenerationMixin.generate

@@ -28,10 +28,9 @@ from lora_grpo.loss import (
     PackedAttention,
     SamplerComparison,
     TeacherComparison,
-    base_of,
     padding_obstacle,
 )
-from lora_grpo.models import Policy, TeacherModel
+from lora_grpo.models import Policy, TeacherModel, base_of
 from lora_grpo.monitoring import (
     IMPORTANCE_WEIGHT,
     LARGEST_LOGPROB_MISMATCH,
@@ -264,23 +263,32 @@ class FastGRPOTrainer(GRPOTrainer):
 
         With a teacher, its logprobs are a part of the advantages, or its distributions add a term to the loss.
         """
+        # Which completions the model must read: without one, nothing is compared, and DDP needs a pass in each process.
+        is_last = self.accelerator.sync_gradients  # of the micro-batches of a step
         may_skip_rows = not trl_compat.loss_depends_on_all_tokens(self)
+        compares_nothing = is_last and self.sampler_comparison.is_empty
+        needs_pass = compares_nothing or self.accelerator.num_processes > 1
+        predecessors = inputs.get(trl_compat.PREDECESSORS)
+
+        # Importance weights are computed in the loss, unless TRL has computed them, and compared the logprobs, before.
         importance_sampling = trl_compat.importance_sampling(self)
         trl_has_compared = importance_sampling is not None and not self.weights_in_loss
         if trl_has_compared:
             importance_sampling = None
-        is_last = self.accelerator.sync_gradients  # of the micro-batches of a step
-        compares_nothing = is_last and self.sampler_comparison.is_empty
-        needs_pass = compares_nothing or self.accelerator.num_processes > 1  # DDP needs a pass in every process
-        predecessors = inputs.get(trl_compat.PREDECESSORS)
+
+        # The teacher reads the completions before the trained model does.
         teacher = self.teacher
+        distillation = None
         keeping_states: AbstractContextManager[Any] = contextlib.nullcontext()
         if teacher:
+            distillation = teacher.distillation
             scores = self._read_as_teacher(teacher, inputs, predecessors)
             # A copy, because the same rollouts may have other advantages when they are used again.
             inputs = {**inputs, TEACHER_LOGPROBS: scores.logprobs}
             if teacher.compares_distributions:
                 keeping_states = self.loss_pass.keeping_hidden_states()
+
+        # TRL computes the loss. It calls `_get_per_token_logps_and_entropies` below, and then reads `inputs`.
         with (
             self._trees(predecessors),
             keeping_states as student_states,
@@ -289,10 +297,12 @@ class FastGRPOTrainer(GRPOTrainer):
                 may_skip_rows=may_skip_rows,
                 needs_pass=needs_pass,
                 importance_sampling=importance_sampling,
-                distillation=teacher.distillation if teacher else None,
+                distillation=distillation,
             ) as micro_batch,
         ):
             loss = super()._compute_loss(model, inputs)
+
+        # Add the divergence from the teacher.
         if teacher:
             divergences = None
             if teacher.compares_distributions:
@@ -301,6 +311,7 @@ class FastGRPOTrainer(GRPOTrainer):
                 loss = loss + teacher.distillation.weight * divergences.sum() / normalizer
             micro_batch.add_to(self.teacher_comparison, divergences)
 
+        # Collect the metrics of the micro-batch, and complete those of the step with its last one.
         is_first_use = self.model.training and not trl_compat.reuses_rollouts(self)
         if is_first_use and not trl_has_compared:
             self.sampler_comparison.add(micro_batch)
@@ -407,7 +418,9 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         if not teacher.shares_base:
             trl_compat.add_fused_head(self, base_of(teacher.model))
             loss_pass = self.build_loss_pass(teacher.model)
-            padding_reason = self.padding_reason(teacher.model) if loss_pass.packing_disabled_reason else ""
+            padding_reason = ""
+            if loss_pass.packing_disabled_reason:
+                padding_reason = self.padding_reason(teacher.model)
             if padding_reason:
                 raise UserError(
                     f"--teacher {teacher.teacher.name} cannot score rows: {padding_reason}; pass another one"
@@ -425,10 +438,9 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         assert self.sampler
         row_of_completion = [self.scorer.rows[step_input["id"]] for step_input in self.step_inputs]
         request = self.step_sampling.request(row_of_completion, self.num_generations)
-        unique_rows = request.prompts
         params = dataclasses.replace(request.params, max_turn_tokens=self.run.config.sampling.max_turn_tokens)
         seeds = self.step_sampling.seeds(len(row_of_completion))
-        groups = play_all(self.sampler, unique_rows, params, seeds)
+        groups = play_all(self.sampler, request.prompts, params, seeds)
         self._episodes = list(itertools.chain.from_iterable(groups))
         return as_trl(self._episodes)
 
@@ -441,10 +453,11 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
             batch = self._grade(inputs, completion_ids_list)
             step = self.state.global_step + 1
             if self._is_logged(step):
-                shares = distributed.gather(completion_lines(batch, self.eos_token_ids))
-                lines = list(itertools.chain.from_iterable(shares))
+                lines_of_processes = distributed.gather(completion_lines(batch, self.eos_token_ids))
+                lines = list(itertools.chain.from_iterable(lines_of_processes))
                 self.run.once(lambda: write_completions(self.run.completions, step, lines))
-            rewards = trl_compat.gather_rewards(self, [list(values.values()) for values in batch.values])
+            values_by_reward = [list(values.values()) for values in batch.values]  # a row for each completion
+            rewards = trl_compat.gather_rewards(self, values_by_reward)
             self._report_ungraded(step, rewards.isnan().all(dim=1).tolist())
             return rewards
 
@@ -466,16 +479,13 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
             texts = self.scorer.texts(ids, completion_ids)  # the texts of TRL lack the markers of thoughts
             return self.scorer.score(ids, texts, completion_ids, **arguments)
         batch = self.scorer.score_episodes(episodes, **arguments)
-        if means := conversation_metrics(episodes):
-            shares = distributed.gather(means)  # of equally many conversations
+        means = conversation_metrics(episodes)
+        if means:
+            means_of_processes = distributed.gather(means)  # of equally many conversations
             for name in means:
-                self.step_metrics.add(name, statistics.fmean(share[name] for share in shares))
+                mean = statistics.fmean(process_means[name] for process_means in means_of_processes)
+                self.step_metrics.add(name, mean)
         return batch
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log a step, whose loss may be NaN: `grpo_arguments` has it logged as it is."""
-        trl_compat.forget_loss(self, logs)
-        super().log(logs, *args, **kwargs)
 
     def _report_ungraded(self, step: int, is_ungraded: Sequence[bool]) -> None:
         """Log the fraction of completions that no reward can grade, and print a line in the first step with any.
@@ -516,19 +526,24 @@ def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
         token_ids = episode.token_ids
         mask = episode.loss_mask
         token_logprobs = episode.logprobs
+
         # For TRL, a completion without a final EOS token is truncated. One that ends at the next `Question:` is not, so
         # it gets an EOS token that is not trained on.
         if episode.asked_next_question:
             token_ids = [*token_ids, episode.eos_token_ids[0]]
             mask = [*mask, 0]
-            token_logprobs = None if token_logprobs is None else [*token_logprobs, 0.0]
+            if token_logprobs is not None:
+                token_logprobs = [*token_logprobs, 0.0]
+
+        # The column that each token follows: the one before it, except in a tree.
         columns_before = list(range(-1, len(token_ids) - 1))
         if episode.predecessors is not None:
             columns_before[: len(episode.predecessors)] = episode.predecessors
+
         completion_ids.append(token_ids)
-        predecessors.append(columns_before)
         masks.append(mask)
         logprobs.append(token_logprobs)
+        predecessors.append(columns_before)
 
     rollouts = {
         "prompt_ids": [episode.prompt_ids for episode in episodes],

@@ -56,24 +56,32 @@ def prepare_training(
         RunError: the sampler does not sample from the policy being trained.
     """
     config = run.config
+    is_sft = config.method == "sft"
     peaks = peaks_of_run(run.record)
     start_peak = peaks.end_start()  # the base and the engines are loaded
     if start_peak is not None:
         run.record["peak_start_gib"] = round(start_peak / GIB, 2)
-    is_sft = config.method == "sft"
+
+    # The rewards.
     if not is_sft and not sampler.serves_training:
         _check_unsloth_prompts(rows)
-    reward_specs = ("correct_answer=1.0",) if is_sft else config.rewards
+    reward_specs = config.rewards
+    if is_sft:
+        reward_specs = ("correct_answer=1.0",)
     rewards = resolve(parse_reward_specs(reward_specs))
     scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
 
+    # The trainer.
     teacher = _load_teacher(run, policy)
     trainer = _build_trainer(run, policy, rows, sampler, scorer, teacher)
     trainer.step_metrics.peaks = peaks
     if not run.is_trained:
         _check_sampler(run, policy, trainer, sampler, rows)
 
-    validation = Validation(run, validation_rows, scorer, sampler) if validation_rows else None
+    # What watches it.
+    validation = None
+    if validation_rows:
+        validation = Validation(run, validation_rows, scorer, sampler)
     progress = Progress(config.step_limit, config.method.upper())
     stop = StopOnSignal()
     monitor = Monitor(
@@ -206,6 +214,6 @@ def _add_callbacks(trainer: Any, monitor: Monitor, trackers: Trackers) -> None:
 
     from lora_grpo.training.callbacks import MonitorCallback, TrackersCallback
 
-    trainer.add_callback(MonitorCallback(monitor))
+    trainer.add_callback(MonitorCallback(monitor, trainer))
     trainer.add_callback(TrackersCallback(trackers))  # after the monitor, which adds to the logs
     trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary

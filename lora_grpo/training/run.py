@@ -101,6 +101,7 @@ def _run_trainer(training: Training, checkpoint: Path | None, steps_done: int) -
         finally:
             training.progress.close()
 
+    # Record the time and the memory, of all sessions of a resumed run.
     seconds = run.record.get("seconds_training", 0) + time.monotonic() - started
     peak_memory_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_gpu_memory_gib = run.record.get("peak_gpu_memory_gib")  # None on a CPU
@@ -117,6 +118,7 @@ def _run_trainer(training: Training, checkpoint: Path | None, steps_done: int) -
         torch_peak_gib=round(torch_peak / GIB, 2) if torch_peak else None,
     )
 
+    # A signal has ended training, so it ends the command.
     signal_number = training.stop.signal_number()
     if signal_number:
         of_all_steps = f" of {run.config.step_limit}" if run.config.step_limit else ""

@@ -33,17 +33,24 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
 
     config = run.config
     tokenizer = policy.tokenizer
+
+    # The examples of all steps, in their order.
     num_prompts = config.train.max_steps * config.train.prompts_per_step
     examples = sft_examples(rows, sampler)
     lengths = [len(example["input_ids"]) for example in examples]
     order = prompt_order(len(rows), num_prompts, config.seed)
     order = longest_first_in_steps(order, lengths, config.train.prompts_per_step)
+
+    # TRL 1.16 has one loss, which never computes whole logits. TRL 1.14 has two.
     has_fused_head = trl_compat.has_fused_head()
+    loss_type = "nll"
+    if not has_fused_head:
+        loss_type = _loss_type(policy)
     trainer = RecipeSFTTrainer(
         run,
         model=policy.model,
         processing_class=tokenizer,
-        args=SFTConfig(**sft_arguments(config, run.checkpoints, "nll" if has_fused_head else _loss_type(policy))),
+        args=SFTConfig(**sft_arguments(config, run.checkpoints, loss_type)),
         train_dataset=Dataset.from_list(examples).select(order),
         data_collator=DataCollatorForLanguageModeling(tokenizer.pad_token_id),
     )
@@ -53,7 +60,7 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
 
 
 def sft_examples(rows: Sequence[Row], sampler: Sampler) -> list[dict[str, list[int]]]:
-    """Return the `input_ids` and `labels` of each row."""
+    """Return the `input_ids` of each row, and as many `labels`: the token where it has a loss, else `IGNORED`."""
     examples = []
     for episode in gold_episodes(sampler.tokenizer, rows, sampler.eos_token_ids):
         labels = [IGNORED] * len(episode.prompt_ids)

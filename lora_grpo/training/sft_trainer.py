@@ -40,9 +40,9 @@ class RecipeSFTTrainer(AtomicCheckpoints, SFTTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the seconds of the step's micro-batches, and its peaks of memory."""
-        trl_compat.forget_loss(self, logs)
         trl_compat.step_values(self).pop("num_tokens", None)  # counted from the last resume
-        self.step_metrics.add("step_time", self._step_seconds)
-        self._step_seconds = 0.0
+        if "loss" in logs:  # the Trainer also logs the end of training
+            self.step_metrics.add("step_time", self._step_seconds)
+            self._step_seconds = 0.0
         self.step_metrics.complete()
         super().log(logs, *args, **kwargs)

@@ -97,6 +97,7 @@ class StepSampling:
         return [completion_seed(trainer.args.seed, step, completions_before + index) for index in range(count)]
 
     def _failure_of_any_process(self, failure: str) -> str:
+        """Return the first failure of all processes, or "". Each process passes its own, or ""."""
         from accelerate.utils import gather_object
 
         for process_failure in gather_object([failure]):
@@ -105,6 +106,7 @@ class StepSampling:
         return ""
 
     def _sample(self, sampler: Sampler, prompt_ids: list[list[int]], num_generations: int) -> list[SampledTokens]:
+        """Sample a completion of each prompt, with the seeds of a training step or of TRL's `evaluate`."""
         if self.trainer.model.training:
             seeds = self.seeds(len(prompt_ids))
         else:

@@ -14,8 +14,8 @@ from lora_grpo.config import TeacherConfig
 from lora_grpo.data import teacher_prompt_text
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
-from lora_grpo.loss import Distillation, ExactLossPass, base_of
-from lora_grpo.models import TeacherModel
+from lora_grpo.loss import Distillation, ExactLossPass
+from lora_grpo.models import TeacherModel, base_of
 from lora_grpo.training import trl_compat
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class TeacherPass:
         tokenizer: Any = None,
     ) -> None:
         self._teacher = teacher
+        self._loss = settings.loss
         self._trainer = trainer
         self._loss_pass = loss_pass
         self._rows = rows
@@ -76,7 +77,6 @@ class TeacherPass:
             reward_weight=settings.reward_weight,
             has_token_advantages=not self.compares_distributions,
         )
-        self._beta = trl_compat.DIVERGENCES.get(settings.loss, 1.0)
         if self.compares_distributions:
             self._check_distributions(settings)
 
@@ -145,16 +145,17 @@ class TeacherPass:
         """
         mask = loss_mask.bool()
         with self._trainer.accelerator.autocast():
-            of_tokens = trl_compat.token_divergences(
+            token_divergences = trl_compat.token_divergences(
                 trl_compat.Logits.of(base_of(self._trainer.model), student_states[mask]),
                 trl_compat.Logits.of(base_of(self._teacher.model), teacher_states[mask]),
-                self._beta,
+                trl_compat.DIVERGENCES[self._loss],
                 self._trainer.temperature,
             )
-        zeros = of_tokens.new_zeros(mask.shape)
-        return zeros.masked_scatter(mask, of_tokens)
+        zeros = token_divergences.new_zeros(mask.shape)
+        return zeros.masked_scatter(mask, token_divergences)
 
     def _prompt_ids_of(self, row_id: str) -> list[int]:
+        """Return the token ids of the teacher's own prompt for a row."""
         assert self._rows is not None
         if row_id not in self._prompt_ids:
             text = teacher_prompt_text(self._tokenizer, self._rows[row_id])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from lora_grpo.loss import ImportanceSampling, Score, Scored, score_in_slices
+from lora_grpo.models import base_of
 from lora_grpo.sampling import Decoded
 
 # The state of a step
@@ -32,12 +33,12 @@ def importance_sampling(trainer: Any) -> ImportanceSampling | None:
     if not has_importance_sampling(trainer):
         return None
     smallest = trainer.vllm_importance_sampling_clip_min
+    if smallest is None:
+        smallest = 0.0
     largest = trainer.vllm_importance_sampling_clip_max
-    return ImportanceSampling(
-        trainer.vllm_importance_sampling_mode,
-        smallest=0.0 if smallest is None else smallest,
-        largest=math.inf if largest is None else largest,
-    )
+    if largest is None:
+        largest = math.inf
+    return ImportanceSampling(trainer.vllm_importance_sampling_mode, smallest=smallest, largest=largest)
 
 
 @contextlib.contextmanager
@@ -123,8 +124,11 @@ def split_in_order(trainer: Any, rollouts: dict[str, Any]) -> Any:
 
 def reward_arguments(trainer: Any) -> dict[str, Any]:
     """Return the arguments that TRL passes to rewards besides the columns of the rows and the completions."""
-    loggers = {"log_extra": trainer._log_completion_extra, "log_metric": trainer._log_metric}
-    return {"trainer_state": trainer.state, **loggers}
+    return {
+        "trainer_state": trainer.state,
+        "log_extra": trainer._log_completion_extra,
+        "log_metric": trainer._log_metric,
+    }
 
 
 def gather_rewards(trainer: Any, values: Sequence[Sequence[float | None]]) -> Any:
@@ -193,13 +197,13 @@ def step_values(trainer: Any) -> MutableMapping[str, list[float]]:
     return trainer._metrics["train"]
 
 
-def forget_loss(trainer: Any, logs: Mapping[str, float]) -> None:
+def forget_loss(trainer: Any, loss: float) -> None:
     """Let a step whose logged loss is not finite leave the losses of later steps as they are.
 
     To begin a new sum, transformers subtracts the logged one from itself, which gives NaN in place of 0. Call it when a
     step is logged.
     """
-    if not math.isfinite(logs.get("loss", 0.0)):
+    if not math.isfinite(loss):
         trainer._tr_loss.zero_()
 
 
@@ -233,7 +237,9 @@ def trained_adapter(model: Any) -> dict[str, Any]:
     only_lora = all(re.search(r"\blora_(A|B|embedding_A|embedding_B|magnitude_vector)\b", name) for name in weights)
     zero_if_new = [weight for name, weight in weights.items() if re.search(r"\blora_(B|embedding_A)\b", name)]
     is_new = only_lora and not any(weight.any() for weight in zero_if_new)
-    return {} if is_new else weights
+    if is_new:
+        return {}
+    return weights
 
 
 def _is_of_adapter(name: str, adapter: str) -> bool:
@@ -296,8 +302,7 @@ def unread_generation_settings(trainer: Any) -> list[str]:
     """
     from transformers import GenerationConfig
 
-    model = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
-    settings, _ = model._prepare_generation_config(trainer.generation_config)
+    settings, _ = base_of(trainer.model)._prepare_generation_config(trainer.generation_config)
     defaults = {**GenerationConfig._get_default_generation_params(), "top_k": 0, "guidance_scale": 1.0}
     read_by_sampler = {
         "do_sample": True,
@@ -331,7 +336,7 @@ SAME_TOKENS = _LENGTHS_AND_IDS | _MEMORY | _BEAMS | _OUTPUTS | _DRAFTS | _SCORES
 
 def has_own_generate(model: Any, transformers_generate: Any) -> bool:
     """Return whether `generate` of a model, or of the base of a PEFT model, is not that of transformers."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_of(model)
     is_set_on_object = "generate" in vars(model) or "generate" in vars(base)
     return is_set_on_object or type(base).generate is not transformers_generate
 
@@ -525,7 +530,7 @@ def _score_whole_logits(
     **_: Any,
 ) -> Scored:
     """Do the same as TRL's `_get_per_token_logps_and_entropies`, for text, from whole logits, with all rows at once."""
-    from trl.trainer.utils import selective_log_softmax_and_entropy
+    from trl.trainer.utils import selective_log_softmax, selective_log_softmax_and_entropy
 
     router_arguments = {"output_router_logits": True} if compute_aux_loss else {}
     output = model(
@@ -537,15 +542,18 @@ def _score_whole_logits(
     )
     # The last logits are of the token after the completion. Some models ignore `logits_to_keep`.
     logits = output.logits[:, :-1][:, -logits_to_keep:]
-    logprobs, entropies = selective_log_softmax_and_entropy(
-        logits,
-        input_ids[:, -logits_to_keep:],
-        entropy_requires_grad=has_entropy_bonus(trainer),
-        temperature=trainer.temperature,
-        row_mask=attention_mask[:, -logits_to_keep:],
-    )
+    completion_ids = input_ids[:, -logits_to_keep:]
+    options = {"temperature": trainer.temperature, "row_mask": attention_mask[:, -logits_to_keep:]}
+
+    entropies = None
+    if compute_entropy:
+        logprobs, entropies = selective_log_softmax_and_entropy(
+            logits, completion_ids, entropy_requires_grad=has_entropy_bonus(trainer), **options
+        )
+    else:
+        logprobs = selective_log_softmax(logits, completion_ids, **options)
     router_loss = output.aux_loss if compute_aux_loss else None
-    return logprobs, entropies if compute_entropy else None, router_loss
+    return logprobs, entropies, router_loss
 
 
 # Divergences of whole distributions
@@ -581,18 +589,23 @@ class Logits:
         Source: `DistillationTrainer._compute_loss`, TRL 1.16.
         """
         config = base.config.get_text_config()
-        scale = 1.0
-        for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-            if getattr(config, name, None) is not None:
-                scale = getattr(config, name)
-                break
-        else:
-            logits_scaling = getattr(config, "logits_scaling", None)
-            if logits_scaling is not None:
-                scale = logits_scaling if config.model_type == "hyperclovax" else 1 / logits_scaling
         head = base.get_output_embeddings()
         cap = getattr(config, "final_logit_softcapping", None)
-        return cls(hidden_states, head.weight, head.bias, scale, cap)
+        return cls(hidden_states, head.weight, head.bias, _logit_scale(config), cap)
+
+
+def _logit_scale(config: Any) -> float:
+    """Return the factor of a model's logits, which has several names."""
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        factor: float | None = getattr(config, name, None)
+        if factor is not None:
+            return factor
+    logits_scaling: float | None = getattr(config, "logits_scaling", None)
+    if logits_scaling is None:
+        return 1.0
+    if config.model_type == "hyperclovax":
+        return logits_scaling
+    return 1 / logits_scaling  # Granite and others divide by it
 
 
 def token_divergences(student: Logits, teacher: Logits, beta: float, temperature: float) -> Any:
@@ -610,6 +623,7 @@ def token_divergences(student: Logits, teacher: Logits, beta: float, temperature
     vocabulary = min(len(student.weight), len(teacher.weight))
 
     def shared(tensor: Any) -> Any:
+        """Return the rows of a head's weight or bias for the tokens of both models. A bias may be None."""
         return None if tensor is None else tensor[:vocabulary]
 
     divergences, _ = ChunkedDivergenceFunction.apply(

@@ -7,8 +7,7 @@ from peft import LoraConfig
 from trl.trainer.utils import use_adapter
 
 from lora_grpo.config import TeacherConfig
-from lora_grpo.loss import base_of
-from lora_grpo.models import Teacher, TeacherModel
+from lora_grpo.models import Teacher, TeacherModel, base_of
 from lora_grpo.training import trl_compat
 from lora_grpo.training.teacher_pass import TeacherPass
 

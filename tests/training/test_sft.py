@@ -10,6 +10,7 @@ import torch
 from helpers.fresh_imports import run_recipe
 from helpers.tiny_runs import TINY, run_tiny, starter_data
 from helpers.warm_process import finish, wait_for
+from transformers import TrainerCallback
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.data import fit_data, prompt_order
@@ -140,6 +141,24 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
             of_solution = labels[1:] != IGNORED
             token_losses += (-logprobs[of_solution, ids[1:][of_solution]]).tolist()
     assert first["loss"] == pytest.approx(fmean(token_losses), abs=2e-3)
+
+
+def test_the_end_of_training_is_logged_without_the_seconds_of_a_step(tmp_path):
+    """Trackers show it at the last step, whose seconds it would replace by 0."""
+    logs_of_run = []
+
+    class Recorder(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            logs_of_run.append(dict(logs))
+
+    def record(training):
+        training.trainer.add_callback(Recorder())
+
+    run_tiny(tmp_path / "run", before=record, **{**SFT, "train": {**SFT["train"], "max_steps": 1}})
+    step, end = logs_of_run
+    assert step["step_time"] > 0
+    assert "train_runtime" in end
+    assert "step_time" not in end
 
 
 def test_a_step_begins_with_its_longest_rows(tmp_path, monkeypatch):

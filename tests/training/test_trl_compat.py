@@ -175,6 +175,35 @@ def test_a_fused_head_computes_logits_of_completions_alone(tmp_path, monkeypatch
     assert sum(computed) == inputs["completion_mask"].sum().item()
 
 
+@pytest.mark.skipif(not trl_compat.has_fused_head(), reason="TRL 1.14 scores whole logits itself")
+def test_whole_logits_have_entropies_only_if_they_are_asked_for(tmp_path, monkeypatch):
+    from trl.trainer import utils
+
+    calls = []
+    entropy_from_logits = utils.entropy_from_logits
+
+    def recording(*args, **kwargs):
+        calls.append(args)
+        return entropy_from_logits(*args, **kwargs)
+
+    monkeypatch.setattr(utils, "entropy_from_logits", recording)
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12, temperature=0.7)
+    inputs = micro_batch([2, 2])
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    completion_width = inputs["completion_ids"].shape[1]
+    score = trl_compat.whole_logits_score(trainer, None)
+    calls.clear()
+    with torch.no_grad():
+        logprobs, entropies, _ = score(trainer.model, ids, mask, completion_width)
+        assert entropies is None
+        assert not calls
+        same_logprobs, entropies, _ = score(trainer.model, ids, mask, completion_width, compute_entropy=True)
+    assert entropies.shape == logprobs.shape
+    assert len(calls) == 1
+    assert torch.equal(logprobs, same_logprobs)
+
+
 def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
     steps = []
     calculate_rewards = RecipeTrainer._calculate_rewards
