@@ -89,14 +89,16 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def page(fresh, tmp_path_factory):
+def page(request, fresh, tmp_path_factory):
     if not MODEL.is_dir():
         pytest.skip(f"no {MODEL}: make laptop-model")
     page = Page(fresh, tmp_path_factory.mktemp("page"))
+    items = [item for item in request.session.items if item.path == request.path]
     with ThreadPoolExecutor(1) as pool:  # one thread for the second core
         on_second_core = [pool.submit(page.end, "preview")]
         page.end("sft")
-        on_second_core.append(pool.submit(page.kill_and_resume))
+        if any(item.originalname == "test_a_killed_run_ends_in_the_same_bits" for item in items):
+            on_second_core.append(pool.submit(page.kill_and_resume))
         page.end("grpo")
         on_second_core.append(pool.submit(page.command, "push", "me/orders", "--dry-run"))
         on_second_core.append(pool.submit(page.command, "chat", "Anna in Oslo ordered four mugs."))
@@ -149,6 +151,7 @@ def test_grpo_learns_from_rewards_that_differ_and_raises_no_alarm(page):
         assert metrics["sampling/sampling_logp_difference/mean"] < 1e-3
 
 
+@pytest.mark.exhaustive  # training/test_resume.py kills runs of the bundled model
 def test_a_killed_run_ends_in_the_same_bits(page):
     assert "resuming from" in page.ended["resume"].stderr
     for name in ("adapter/adapter_model.safetensors", "evaluation/trained.samples.jsonl"):

@@ -179,6 +179,7 @@ def test_a_template_that_changes_a_call_is_refused(data):
 def test_a_template_that_opens_a_thought_has_its_calls_after_it(data, thinks):
     tokenizer = prepared_for(chat_template="qwen3_5_think", chat_template_kwargs=(f"enable_thinking={thinks}",))
     rows = [row for row in data.train if "'" in row["query"]][:4]
+    assert len(rows) == 4
     for episode in gold_episodes(tokenizer, rows):
         assert episode.verdict.passed and not episode.session.failed_calls
         conversation = tokenizer.decode(episode.prompt_ids + episode.token_ids)

@@ -117,7 +117,7 @@ def test_settings_of_an_earlier_push_do_not_act_on_the_weights_of_another_one(se
     assert repository.files.keys() == {file.name for file in FILES[kind]}
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.permutations(FILES, 2))
+@pytest.mark.parametrize(("first", "second"), [*itertools.permutations(FILES, 2)])
 def test_two_kinds_of_models_do_not_share_a_repository(server, client, first, second):
     """Otherwise, loading the merged model would apply the adapter twice, and the card would describe only one."""
     push.send(NAME, first, FILES[first])

@@ -1,6 +1,7 @@
 """Prompts that are read once for their group: the same logprobs, loss and gradients as with padded rows."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -45,11 +46,21 @@ def tokens_read(trainer):
 
 
 GROUPS = [[2, 2], [3, 1, 4], [16], [1, 16, 7], [1], [8, 8, 8, 8]]
+GROUPS_OF_EACH_MODEL = ([3, 1, 4], [16])
 
 
-@pytest.mark.parametrize("groups", GROUPS, ids=str)
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def models_and_groups():
+    """Return all cases. By default, one model reads all groups, and every other one two of them."""
+    cases = []
+    for family, tied, groups in itertools.product(["qwen2", "qwen3", "llama"], [True, False], GROUPS):
+        by_default = (family, tied) == ("qwen2", True) or groups in GROUPS_OF_EACH_MODEL
+        marks = [] if by_default else [pytest.mark.slow, pytest.mark.exhaustive]
+        name = f"{family}-{'tied' if tied else 'untied'}-{groups}"
+        cases.append(pytest.param(family, tied, groups, marks=marks, id=name))
+    return cases
+
+
+@pytest.mark.parametrize(("family", "tied", "groups"), models_and_groups())
 def test_logprobs_and_gradients_are_those_of_padded_rows(family, tied, groups, tmp_path):
     model = with_adapter(random_model(family, tie_word_embeddings=tied, num_key_value_heads=1))
     trainer = make_trainer(model, tmp_path, max_completion_length=12)

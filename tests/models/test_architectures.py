@@ -38,12 +38,16 @@ EXPORTED = {"qwen2", "qwen3", "llama", "mistral", "mistral with a sliding window
 FAST = {("qwen3_5", 4), ("gemma4", 4), ("gemma2", 16), ("phi3", 4), ("qwen3 moe", 4)}
 """Those that differ most from Qwen2, which other tests train: the default suite has no more than these."""
 
+ALIKE = {"arcee", "cohere2", "ernie4_5", "exaone4", "gemma", "glm4", "helium", "ministral", "olmo", "olmo2", "olmo3"}
+ALIKE |= {"seed_oss"}
+"""Those without a row in docs/models.md whose linear layers are those of Llama, Apertus (arcee) or GLM (glm4)."""
+
 
 def marks_of(position, name, bits):
     """Return the marks of a case: of the two widths of a family, one in turn is slow and the other exhaustive."""
     if (name, bits) in FAST:
         return []
-    is_in_turn = name in OTHERS or bits == (4, 16)[position % 2]
+    is_in_turn = name not in ALIKE if name in OTHERS else bits == (4, 16)[position % 2]
     return [pytest.mark.slow] if is_in_turn else [pytest.mark.slow, pytest.mark.exhaustive]
 
 
@@ -168,6 +172,7 @@ def saved(config):
 
 def test_every_family_that_is_accepted_is_tested():
     assert {config["model_type"] for config in (CONFIGS | OTHERS).values()} == set(TRAINABLE)
+    assert OTHERS.keys() > ALIKE
 
 
 UNPLANNED = ("gpt_oss", "granite hybrid", "lfm2", "mixtral", "qwen3 moe")

@@ -182,7 +182,7 @@ def test_caches_are_kept_until_they_are_forgotten_or_continued(sampler, monkeypa
 
 
 def test_an_episode_that_asks_for_nothing_delays_the_others_once():
-    queue = RequestQueue(patience=0.3, settle=0.01)
+    queue = RequestQueue(patience=1.0, settle=0.01)  # much longer than a busy machine takes
     queue.episode_started(0)
     queue.episode_started(1)
     seconds = []
@@ -192,7 +192,7 @@ def test_an_episode_that_asks_for_nothing_delays_the_others_once():
         [waiting] = queue.next_wave()
         seconds.append(time.monotonic() - started)
         waiting.finish(None)
-    assert seconds[0] >= 0.29 > 0.2 > seconds[1]
+    assert seconds[0] >= 0.99 > 0.9 > seconds[1]
 
     # When it has asked again, the others wait for it again.
     queue.submit(replace(PLAIN, episode=1))
@@ -201,7 +201,7 @@ def test_an_episode_that_asks_for_nothing_delays_the_others_once():
     threading.Timer(0.1, queue.episode_ended, [1]).start()
     queue.submit(replace(PLAIN, episode=0))
     started = time.monotonic()
-    assert len(queue.next_wave()) == 1 and 0.05 < time.monotonic() - started < 0.29
+    assert len(queue.next_wave()) == 1 and 0.05 < time.monotonic() - started < 0.99
 
 
 def test_a_completion_is_there_before_the_others_of_its_wave_are_finished(sampler):

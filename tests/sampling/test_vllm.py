@@ -123,8 +123,12 @@ def gap(reference, prompt, one, other):
     return abs(float(logits[one[index]] - logits[other[index]]))
 
 
+WHOLE = pytest.param("whole", False, marks=pytest.mark.exhaustive)
+"""An engine without adapters, which `agents/test_exact_tokens.py` and `rollouts/test_loop.py` compare as well."""
+
+
 @pytest.mark.parametrize(
-    ("pair", "adapter_on"), [(16, True), (16, False), (4, True), (4, False), ("whole", False)], indirect=["pair"]
+    ("pair", "adapter_on"), [(16, True), (16, False), (4, True), (4, False), WHOLE], indirect=["pair"]
 )
 def test_greedy_completions_are_those_of_transformers(request, pair, prompts, adapter_on):
     if request.node.callspec.params["pair"] != 16 and not adapter_on:

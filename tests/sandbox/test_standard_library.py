@@ -672,7 +672,7 @@ def f():
 """Programs that pass officially and not here."""
 
 
-@pytest.fixture(scope="module", autouse=True, params=TIERS)
+@pytest.fixture(scope="module", params=TIERS)
 def isolated(request):
     skip_unless_available(request.param)
     sandbox.start(Settings(timeout_seconds=SECONDS), request.param)
@@ -680,12 +680,12 @@ def isolated(request):
     sandbox.stop()
 
 
-def test_programs_that_use_the_standard_library_pass():
+def test_programs_that_use_the_standard_library_pass(isolated):
     results = verdicts([program for _, program in split(ALLOWED)])
     assert {name: verdict for name, verdict in results.items() if not verdict.passed} == {}
 
 
-def test_programs_that_need_more_than_their_process_are_refused():
+def test_programs_that_need_more_than_their_process_are_refused(isolated):
     results = verdicts([program for _, program in split(REFUSED)])
     assert {verdict.status for verdict in results.values()} <= {"failed", "blocked"}, results
 
@@ -695,7 +695,7 @@ def test_both_tables_pass_officially():
     assert [name for name, is_passed in passed.items() if not is_passed] == []
 
 
-def test_the_tests_are_real():
+def test_the_tests_are_real(isolated):
     wrong = "def f(*_, **__): return None"
     results = verdicts([replace(program, source=wrong) for _, program in split(ALLOWED)])
     assert [name for name, verdict in results.items() if verdict.passed] == []

@@ -146,8 +146,10 @@ def test_a_connection_that_another_process_has_lost_is_not_blamed_on_a_field(mon
 def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
     run, _ = run_tiny(tmp_path / "out", lora={"dora": True})
     saved = load_file(run.adapter / "adapter_model.safetensors")
-    assert all(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
-    assert all(step["sampling/sampling_logp_difference/mean"] < 1e-5 for step in lines(run.metrics))
+    moved = [name for name, tensor in saved.items() if "lora_B" in name and tensor.abs().max() > 0]
+    assert 0 < len(moved) == sum("lora_B" in name for name in saved)
+    mismatches = [step["sampling/sampling_logp_difference/mean"] for step in lines(run.metrics)]
+    assert len(mismatches) == 3 and max(mismatches) < 1e-5
 
 
 def test_a_reward_that_fails_stops_the_run_and_names_the_row(tmp_path):

@@ -45,7 +45,8 @@ FINDINGS = {
     "earlier": "neither",
 }
 """What a target is, by what it uses."""
-GGUF_TYPES = ("f16", "q8_0", "q4_0")
+GGUF_TYPES = ("f16", pytest.param("q8_0", marks=pytest.mark.exhaustive), "q4_0")
+"""CI tests files of the two that round least and most, and the one between them on a server."""
 SETTINGS = {
     "strong": {"train": {"max_steps": 12, "learning_rate": 1e-2, "checkpoint_steps": 6}},
     "weak": {"train": {"max_steps": 4, "learning_rate": 3e-4, "checkpoint_steps": 2}},
@@ -267,6 +268,12 @@ def check_lost(report, *lost):
 
 
 LOST = [(), ("eos",), ("template",), ("eos", "template")]
+LOST_GGUF = [
+    *((lost, False) for lost in LOST),
+    *(pytest.param(lost, True, marks=pytest.mark.exhaustive) for lost in LOST[:-1]),
+    (LOST[-1], True),
+]
+"""llama.cpp serves a file in the same way, whether `verify` or a user starts the server: one case shows that."""
 
 
 @pytest.mark.parametrize("lost", LOST)
@@ -276,8 +283,7 @@ def test_a_merged_model_with_lost_settings(variants, with_lost, lost):
 
 @pytest.mark.engines
 @with_llama_cpp
-@pytest.mark.parametrize("is_server", [False, True])
-@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize(("lost", "is_server"), LOST_GGUF)
 def test_a_gguf_file_with_lost_settings(variants, with_lost, lost, is_server):
     """llama.cpp ends at <|im_end|> by its text, whatever the file says, so that no answer goes on."""
     folder = with_lost(*lost)
