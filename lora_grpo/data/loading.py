@@ -19,6 +19,7 @@ from lora_grpo.tasks import (
     TaskFile,
     get_task,
     has_conversations,
+    is_task_file,
     runs_programs,
     source_of_rows,
     sources,
@@ -59,6 +60,7 @@ def check_tasks(config: RunConfig) -> None:
 def load_data(config: RunConfig) -> Data:
     """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first."""
     check_tasks(config)
+    _note_rows_of_the_file(config.data)
     data = _load(config.data, config.seed, train_seed=config.seed)
 
     # Other tasks that the run is evaluated on.
@@ -180,6 +182,17 @@ def _examples(rows: Sequence[Row], data: DataConfig) -> list[tuple[str, str]]:
     _check_few_shot(data)
     task = get_task(data.task)
     return [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in rows]
+
+
+def _note_rows_of_the_file(data: DataConfig) -> None:
+    """Tell which rows a task file makes itself if a source is given for the others only.
+
+    The example of `lora-grpo new` has rows of its own, on which nobody wants to evaluate another task.
+    """
+    if data.eval_task or not is_task_file(data.task) or bool(data.train) == bool(data.eval):
+        return
+    given, other = ("--data.train", "--data.eval") if data.train else ("--data.eval", "--data.train")
+    console.note(f"{given} is given and {other} is not: load in {Path(data.task).name} makes the other rows itself")
 
 
 def _check_few_shot(data: DataConfig) -> None:

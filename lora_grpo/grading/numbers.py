@@ -119,5 +119,8 @@ def gold_number(row: Mapping[str, Any], where: str | None = None) -> str:
     numbers = numbers_in(answer)
     if len(numbers) != 1 or not is_number(numbers[0]):
         where = where or f"row {row.get('id', '?')}"
-        raise UserError(f"{where}: no readable number in answer {answer[-60:]!r}; expected 18, or '... #### 18'")
+        raise UserError(
+            f"{where}: no readable number in answer {answer[-60:]!r}; expected 18, or '... #### 18'; for answers that "
+            "are no numbers, write a task file (docs/your-task.md)"
+        )
     return numbers[0]

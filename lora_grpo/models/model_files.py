@@ -231,8 +231,24 @@ def _download(function: Callable[..., str], settings: ModelConfig, **options: An
             return function(settings.name, revision=settings.revision, local_files_only=is_offline, **options)
     except Exception as error:  # missing, gated and misnamed repositories raise many types
         kind = HubUnavailable if unavailable_reason else UserError
-        reason = unavailable_reason or first_line(error)
+        reason = unavailable_reason or _missing_reason(error, settings) or first_line(error)
         raise kind(f"{settings.name} is not a folder and cannot be loaded from the Hub ({reason})") from error
+
+
+def _missing_reason(error: Exception, settings: ModelConfig) -> str:
+    """Return what the Hub does not have, and the fix; "" for another error.
+
+    The first line of such an error of huggingface_hub has only a status and the number of the request.
+    """
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"it has no commit, branch or tag {settings.revision!r}; correct the revision"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "there is no such model, or it is private; correct the name, or run hf auth login"
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return "it has no config.json; pass a model in the format of transformers"
+    return ""
 
 
 def _telling(task: str) -> contextlib.AbstractContextManager[None]:
@@ -260,6 +276,9 @@ def _unavailable_reason(settings: ModelConfig) -> str:
         return ""  # an adapter has no config.json
     except (hub_http_error(), ConnectionError) as error:  # of the network, the Hub or a proxy
         reason = f"the Hub is unreachable ({first_line(error)})"
+        answer = getattr(error, "response", None)
+        if answer is not None and answer.status_code == 401:  # also for a public model
+            reason = "the Hub rejected the token; run hf auth login, or unset HF_TOKEN"
     if settings.name == LAPTOP_MODEL:
         reason += "; `make laptop-model` makes a folder of it"
     return f"it is not cached, and {reason}"

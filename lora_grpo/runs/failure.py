@@ -1,5 +1,7 @@
 """How a run ends that does not finish: the error is recorded in run.json, and told once by all processes."""
 
+import sys
+
 from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
@@ -13,8 +15,8 @@ class FailedElsewhere(RunError):
 def end_run(error: BaseException) -> BaseException:
     """Record in run.json that an error or a signal has ended the open run, and return the error to tell.
 
-    An error of a full disk or of a path is returned as a RunError or a UserError. Without an open run, nothing is
-    recorded. If several processes train, the others learn the error of the one that failed first.
+    An error of a full disk, of the GPU's memory or of a path is returned as a RunError or a UserError. Without an open
+    run, nothing is recorded. If several processes train, the others learn the error of the one that failed first.
     """
     error = _known_error(error)
     if isinstance(error, (UserError, RunError)):
@@ -37,10 +39,18 @@ def end_run(error: BaseException) -> BaseException:
 
 
 def _known_error(error: BaseException) -> BaseException:
-    """Return an error of a full disk or of a path as a RunError or a UserError; any other error as it is."""
+    """Return an error of a full disk, of the GPU's memory or of a path as a RunError or a UserError.
+
+    Any other error is returned as it is. A training step that runs out of memory has a message of its own.
+    """
     disk_error = disk.disk_full(error)
     if disk_error:
         return disk_error
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        next_step = "resume the run with --resume" if begun_run() else "run the command again"
+        reason = " ".join(str(error).split())[:300]
+        return RunError(f"the GPU ran out of memory; close other programs that use it, then {next_step} ({reason})")
     if isinstance(error, OSError) and error.filename:
         message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
         return RunError(message) if begun_run() else UserError(message)

@@ -54,12 +54,12 @@ def is_on_hub(source: str) -> bool:
     return not looks_like_path and not path.exists()
 
 
-def read_rows(source: str | None, split: str) -> list[Row]:
-    """Return the rows of `--data.train` or `--data.eval` for the `load(split, source)` of a task file; see `read`."""
+def read_rows(source: str | Path | None, split: str) -> list[Row]:
+    """Return the rows of a source, such as that of `--data.train`, for the `load` of a task file; see `read`."""
     if source is None:
         flag = f" with {_FLAGS[split]}" if split in _FLAGS else ""
         raise UserError(f"no {split} rows are given; pass a file or a Hub dataset{flag}")
-    return [record.columns for record in read(source, split)]
+    return [record.columns for record in read(str(source), split)]
 
 
 def read(
@@ -119,6 +119,9 @@ def _read_csv(path: Path) -> list[Record]:
     records = []
     try:
         header = reader.fieldnames or ()
+        for separator, name in ((";", "semicolons"), ("\t", "tabs")):  # as spreadsheets write in some countries
+            if len(header) == 1 and separator in header[0]:
+                raise UserError(f"{path}:1: {name} separate the columns; save the file with commas in their place")
         # A row would have the last of two columns with the same name only.
         for name, count in Counter(name.strip() for name in header).items():
             if name and count > 1:

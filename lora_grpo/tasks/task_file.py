@@ -286,12 +286,14 @@ class TaskFile(Task):
             messages = [{"role": "system", "content": system_prompt}, *messages]
 
         # The functions of the file get `loaded_row`, with the `id` that `load` returned, which may be a number. The row
-        # itself has an `id` that is always a text.
-        loaded_row = {"id": row_id, "question": question, "answer": "", **columns}
+        # itself has an `id` that is always a text, and an answer: in `loaded_row`, an answer of "" that `load` has not
+        # returned would hide that the column is missing, and a `check` that compares with it would accept "".
+        loaded_row = {"id": row_id, "question": question, **columns}
         agent_entries: dict[str, Any] = {}
         if self.agent:
             agent_entries["prompt_tokens"] = self.agent.prompt_tokens
         return {
+            "answer": "",
             **without_row_entries(loaded_row),  # without `id`, `question` and other entries of lora_grpo's own
             "id": row_id,
             "question": question,

@@ -97,6 +97,31 @@ def test_rows_of_a_task_file_repeat_another_if_all_their_columns_do(task_file, c
     assert "dropped 1 of 3 train rows" in capsys.readouterr().err
 
 
+OWN_ROWS = """
+from lora_grpo.tasks import read_rows
+
+def load(split, source=None):
+    return read_rows(source, split) if source else [{"question": f"{split} {n}"} for n in range(4)]
+
+def check(completion, row):
+    return True
+"""
+
+
+@pytest.mark.parametrize(("given", "other"), [("train", "eval"), ("eval", "train")])
+def test_a_task_file_that_gets_one_of_two_sources_says_so(configure, tmp_path, capsys, given, other):
+    """The rows of an example in the file would else be evaluated in place of the user's."""
+    config = configure([row("a"), row("b")], [row("c")])
+    (tmp_path / "own.py").write_text(OWN_ROWS)
+    data = dataclasses.replace(config.data, task=str(tmp_path / "own.py"))
+    load_data(dataclasses.replace(config, data=data))
+    assert capsys.readouterr().err == ""
+    loaded = load_data(dataclasses.replace(config, data=dataclasses.replace(data, **{other: None})))
+    assert questions(getattr(loaded, other))[0] == f"{other} 0"
+    note = f"--data.{given} is given and --data.{other} is not: load in own.py makes the other rows itself\n"
+    assert capsys.readouterr().err == note
+
+
 def test_few_shot_examples_are_shown_and_not_trained_on(configure):
     data = load_data(configure([row("a", "2+3\n#### 5"), row("b"), row("c")], [row("d")], few_shot=1))
     assert questions(data.train) == ["b", "c"]

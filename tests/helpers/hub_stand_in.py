@@ -160,8 +160,14 @@ def _route(hub: HubStandIn, method: str, path: str, body: bytes, headers: Any) -
         return 200, {"url": f"{hub.url}/{name}", "id": name}, {}
     if path.endswith(".git/info/lfs/objects/batch"):
         return 200, {"transfer": "basic", "objects": [_upload(hub, entry) for entry in json.loads(body)["objects"]]}, {}
-    if file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", path):
-        content = hub.repositories[file[1]].files[file[2]]
+    if file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        if file[1] not in hub.repositories:
+            return refuse(404, "Repository not found", "RepoNotFound")
+        if file[2] != "main":
+            return refuse(404, "Invalid rev id", "RevisionNotFound")
+        content = hub.repositories[file[1]].files.get(file[3])
+        if content is None:
+            return refuse(404, "Entry not found", "EntryNotFound")
         return 200, content, {"ETag": f'"{git_hash(content)}"', "X-Repo-Commit": "0" * 40}
     if match is None or repository is None:
         return refuse(404, "Repository not found", "RepoNotFound")

@@ -89,3 +89,26 @@ def test_a_hub_that_cannot_be_connected_to_is_unavailable(cache, hub, monkeypatc
         hub.fail("HEAD", QWEN, status=None, times=9)
     with pytest.raises(HubUnavailable, match=r"it is not cached, and the Hub is unreachable \(.+\)"):
         read_config(ModelConfig(name=QWEN))
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "reason"),
+    [
+        ("Qwen/Qwen2.5-1.5B-Instrct", None, "there is no such model, or it is private; correct the name, or"),
+        (QWEN, "v9", "it has no commit, branch or tag 'v9'; correct the revision"),
+        ("owner/model-GGUF", None, "it has no config.json; pass a model in the format of transformers"),
+    ],
+    ids=["name", "revision", "format"],
+)
+def test_what_the_hub_does_not_have_is_said_in_words(cache, hub, name, revision, reason):
+    hub.repositories["owner/model-GGUF"] = Repository(False, {"model.gguf": b""})
+    with pytest.raises(UserError) as caught:
+        read_config(ModelConfig(name=name, revision=revision))
+    assert not isinstance(caught.value, HubUnavailable)  # a plan must not go on with other dimensions
+    assert f"{name} is not a folder and cannot be loaded from the Hub ({reason}" in str(caught.value)
+
+
+def test_a_token_that_the_hub_rejects_is_named(cache, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    with pytest.raises(HubUnavailable, match="the Hub rejected the token; run hf auth login, or unset HF_TOKEN"):
+        read_config(ModelConfig(name=QWEN))

@@ -6,10 +6,11 @@ import sys
 from importlib import metadata
 
 import pytest
+import torch
 
 from lora_grpo import distributed
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
 from lora_grpo.runs import FailedElsewhere, begun_run, end_run, leave_run, open_run, read_record, versions
 
@@ -310,6 +311,18 @@ def test_an_error_that_follows_from_another_process_is_that_of_the_other_process
     assert isinstance(error, FailedElsewhere) and str(error) == "rank 1 is out of memory"
     record = read_record(tmp_path)
     assert (record["status"], record["error"]) == ("failed", "rank 1 is out of memory")
+
+
+def test_a_gpu_without_memory_outside_of_a_step_is_one_line(tmp_path):
+    """Such as in the evaluation of the base, while a browser is opened."""
+    error = end_run(torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB."))
+    assert isinstance(error, RunError)
+    assert str(error).endswith("then run the command again (CUDA out of memory. Tried to allocate 2 GiB.)")
+    open_in(tmp_path).begin(BASE)
+    error = end_run(torch.OutOfMemoryError("CUDA out of memory."))
+    assert "then resume the run with --resume (CUDA" in str(error)
+    record = read_record(tmp_path)
+    assert (record["status"], record["error"]) == ("failed", str(error))
 
 
 def test_a_task_file_may_be_in_another_folder(tmp_path):

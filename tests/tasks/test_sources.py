@@ -203,8 +203,11 @@ def test_a_missing_column_lists_the_columns_and_names_the_flag(tmp_path):
         ("m.csv", b"question,answer\n", "m.csv has no rows"),
         ("m.csv", b"What?,1\nWho?,2\n", "m.csv:2: 'question' is missing; the columns are 'What?', '1'; "),
         ("m.csv", b"question,answer\na?,1\n\nb, or c?,2\n", "m.csv:4: more or fewer cells than the 2 names"),
+        ("m.csv", b"question;answer\na, b?;1\n", "m.csv:1: semicolons separate the columns; save the file with commas"),
+        ("m.csv", b"question\tanswer\na?\t1\n", "m.csv:1: tabs separate the columns; save the file with commas"),
         ("m.csv", b'question,answer\n"a?,1\n', "m.csv:2: unexpected end of data; expected CSV"),
         ("m.csv", b"question,answer\na?,many\n", "m.csv:2: no readable number in answer 'many'"),
+        ("m.csv", b"question,answer\na?,Paris\n", "; for answers that are no numbers, write a task file"),
         ("m.csv", "question,answer\nné?,1\n".encode() + b"n\xe9?,1\n", "m.csv:3: byte 0xe9 is not UTF-8"),
         ("m.jsonl", '{"question": "né?"}\n'.encode() + b'{"question": "n\xe9?"}', "m.jsonl:2: byte 0xe9 is not UTF-8"),
         ("m.csv.gz", b"question,answer\n", "m.csv.gz cannot be read: Not a gzipped file"),
@@ -252,6 +255,26 @@ def test_a_task_file_reads_the_same_formats_with_the_same_messages(tmp_path):
     with pytest.raises(UserError) as error:
         task.load("train", str(tmp_path / "m.csv"))
     assert str(error.value).startswith(f"{tmp_path / 'm.csv'}:2: more or fewer cells")
+
+
+READS_THE_FILE_BESIDE_IT = """
+from pathlib import Path
+
+from lora_grpo.tasks import read_rows
+
+def load(split):
+    return read_rows(Path(__file__).with_name("mine.jsonl"), split)
+
+def check(completion, row):
+    return completion == row["answer"]
+"""
+
+
+def test_a_task_file_reads_the_file_beside_it(tmp_path):
+    write(tmp_path / "mine.jsonl", ROWS)
+    (tmp_path / "own.py").write_text(READS_THE_FILE_BESIDE_IT)
+    rows = get_task(str(tmp_path / "own.py")).load("train")
+    assert [(row["question"], row["answer"]) for row in rows] == [(row["question"], row["answer"]) for row in ROWS]
 
 
 def test_a_task_file_that_reads_rows_asks_for_a_file(tmp_path):

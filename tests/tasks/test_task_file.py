@@ -36,8 +36,16 @@ def test_rows_get_an_id_a_question_and_a_prompt(task):
     _, task_file = task(LOAD + CHECK + "SYSTEM_PROMPT = 'Count.'")
     row = task_file.load("eval")[1]
     assert row.pop("prompt") == [{"role": "system", "content": "Count."}, {"role": "user", "content": "eval 1"}]
-    assert row.pop("loaded_row") == row
+    assert row.pop("loaded_row") == {"id": "my_task/eval/1", "question": "eval 1", "n": 1}
     assert row == {"id": "my_task/eval/1", "question": "eval 1", "answer": "", "n": 1}
+
+
+def test_a_check_does_not_get_an_answer_that_load_has_not_returned(task):
+    """A column with another name, such as `Answer`, must not become an empty answer, which "" would equal."""
+    path, task_file = task(LOAD + "def check(completion, row): return completion == row['answer']\n")
+    rows = task_file.load("train")
+    with pytest.raises(RunError, match=r"my_task\.py:2: check raised KeyError: 'answer'; row my_task/train/0"):
+        grade_all(path, [""], rows[:1])
 
 
 def test_a_prompt_function_gives_a_text(task):
