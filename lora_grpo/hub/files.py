@@ -107,11 +107,6 @@ def _check_intact(folder: Path, kind: str, names: Sequence[str]) -> None:
 
 
 def stale(existing: Sequence[str], files: Sequence[UploadFile], kind: str) -> list[str]:
-    """Return the files of an earlier push that would act on the new weights. All others belong to the user.
-
-    So do all files of a repository without a card, because every push writes one.
-    """
-    if CARD not in existing:
-        return []
+    """Return the files of a repository that a push does not replace and that would act on the new weights."""
     uploaded = {file.name for file in files}
     return [name for name in existing if name not in uploaded and matches(name, KINDS[kind].replaced)]

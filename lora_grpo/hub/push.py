@@ -130,7 +130,8 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
 
     Raises:
         UserError: there is no token or it lacks a permission, the repository is public and `public` is False, or the
-            repository contains another kind of model or a README.md written by the user.
+            repository contains another kind of model, a README.md written by the user, or settings of the user that
+            would act on the weights.
         RunError: the Hub or the connection failed.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -145,6 +146,11 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
         api.create_repo(repo_id, private=not public, exist_ok=True)
         existing = _existing_files(api, repo_id, kind, public)
         stale_names = stale(existing, files, kind)
+        if stale_names and CARD not in existing:  # every push writes a card, so these files are the user's
+            raise UserError(
+                f"{repo_id} has no card and contains {', '.join(stale_names)}, which would act on the new weights; "
+                "delete them or choose another repository"
+            )
         if stale_names:
             console.result(f"deleting {', '.join(stale_names)} of an earlier push; the repository's history keeps them")
         additions = [CommitOperationAdd(file.name, file.content) for file in files]
