@@ -183,7 +183,9 @@ class LiveEpisode:
                     f"it has {length} tokens, more than the {self._limits.prompt_tokens} of PROMPT_TOKENS in the task "
                     "file; shorten it, or raise PROMPT_TOKENS",
                 )
-            self._contexts.clear()  # of requests that were canceled: they are not in the row
+            # Requests that were canceled are not in the row.
+            self._contexts.clear()
+            self._used_tokens = 0
             num_new_tokens = 0
         else:
             num_new_tokens = length - self._num_shared(context.token_ids)

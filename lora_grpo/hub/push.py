@@ -19,7 +19,7 @@ from lora_grpo.hub.files import collect, find_model, stale
 from lora_grpo.hub.private_paths import refuse_private_text
 from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id, matches
 from lora_grpo.merging import check_current, source_adapter
-from lora_grpo.models import BEST, choose_adapter, model_files
+from lora_grpo.models import BEST, choose_adapter, model_files, origin_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -75,7 +75,7 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
 
     # List them, and send them.
     visibility = "public" if options.public else "private"
-    console.result(f"{folder} ({kind}) -> {options.repository} ({visibility})")
+    console.result(f"{origin_of(folder)} ({kind}) -> {options.repository} ({visibility})")
     for file in files:
         console.result(f"  {disk.size(file.size):>16}  {file.name}")
     total_bytes = sum(file.size for file in files)
@@ -101,7 +101,7 @@ def _verify_command(folder: Path, repo_id: str, model_facts: facts.Facts, names:
         names: of the files in the repository.
     """
     kind = model_facts.kind
-    adapter = folder if kind == "adapter" else source_adapter(folder.resolve())
+    adapter = origin_of(folder) if kind == "adapter" else source_adapter(folder.resolve())
     flags = ["--trust-remote-code"] if model_facts.base.trust_remote_code else []
     servers = {
         "adapter": f"http://127.0.0.1:8000#{repo_id.split('/')[-1]}",
@@ -130,7 +130,8 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
 
     Raises:
         UserError: there is no token or it lacks a permission, the repository is public and `public` is False, or the
-            repository contains another kind of model or a README.md written by the user.
+            repository contains another kind of model, a README.md written by the user, or settings of the user that
+            would act on the weights.
         RunError: the Hub or the connection failed.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -145,6 +146,11 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
         api.create_repo(repo_id, private=not public, exist_ok=True)
         existing = _existing_files(api, repo_id, kind, public)
         stale_names = stale(existing, files, kind)
+        if stale_names and CARD not in existing:  # every push writes a card, so these files are the user's
+            raise UserError(
+                f"{repo_id} has no card and contains {', '.join(stale_names)}, which would act on the new weights; "
+                "delete them or choose another repository"
+            )
         if stale_names:
             console.result(f"deleting {', '.join(stale_names)} of an earlier push; the repository's history keeps them")
         additions = [CommitOperationAdd(file.name, file.content) for file in files]

@@ -101,3 +101,21 @@ def test_a_request_that_is_sent_again_after_it_was_canceled_costs_nothing(tokeni
 
     num_needed = num_tokens(play(tokenizer, hangs_up, budget=1000))
     play(tokenizer, hangs_up, budget=num_needed + 4 * MAX_TOKENS)
+
+
+def test_first_requests_that_were_canceled_cost_nothing(tokenizer):
+    async def asks_both(episode):
+        await asyncio.gather(ask(episode, QUESTION), ask(episode, OTHER_QUESTION))
+
+    async def hangs_up(episode):
+        for _ in range(20):
+            requests = [asyncio.ensure_future(ask(episode, question)) for question in (QUESTION, OTHER_QUESTION)]
+            await asyncio.sleep(0)  # they are accepted
+            for request in requests:
+                request.cancel()
+            await asyncio.wait(requests)
+            assert all(request.cancelled() for request in requests)
+        await asks_both(episode)
+
+    calls = play(tokenizer, asks_both, budget=1000)
+    play(tokenizer, hangs_up, budget=max(len(call.context_ids) for call in calls) + 2 * MAX_TOKENS)

@@ -108,9 +108,10 @@ SETTINGS += [("gguf", name) for name in ("template", "system", "params", "model.
 @pytest.mark.parametrize(("kind", "name"), SETTINGS)
 def test_settings_of_an_earlier_push_do_not_act_on_the_weights_of_another_one(server, client, kind, name):
     server.repositories[NAME] = Repository(True, {name: b"{}"})
-    push.send(NAME, kind, FILES[kind])
+    with pytest.raises(UserError, match=f"{NAME} has no card and contains {re.escape(name)}, which would act"):
+        push.send(NAME, kind, FILES[kind])
     repository = server.repositories[NAME]
-    assert repository.files[name] == b"{}"  # of the user: there was no earlier push
+    assert repository.files == {name: b"{}"}  # of the user: there was no earlier push
     push.send(NAME, kind, [*FILES[kind], UploadFile(name, b"[]")])
     assert repository.files[name] == b"[]"
     push.send(NAME, kind, FILES[kind])
