@@ -17,7 +17,7 @@ from lora_grpo.memory.show import work_text
 from lora_grpo.memory.work import Work
 from lora_grpo.models.base_model import load_tokenizer
 from lora_grpo.pipeline import train_and_evaluate
-from lora_grpo.runs import open_run, read_record
+from lora_grpo.runs import claim_run, open_run, read_record
 from lora_grpo.settings import user_files
 from lora_grpo.tasks import mathematics
 
@@ -42,6 +42,7 @@ def train(folder, how, also=ALSO):
     config = replace(RunConfig(output_dir=str(folder)), tiny)
     start_sandbox(config.data, config.sandbox, config.eval.also)
     data = load_data(config)
+    claim_run(config, how)
     run = open_run(config, how, "test", data.record)
     train_and_evaluate(run, fit_data(data, load_tokenizer(config.model), config))
     return run

@@ -15,8 +15,8 @@ from lora_grpo.gguf.architecture import read_model
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
-from lora_grpo.merging import REPORT, merged_model, source_adapter
-from lora_grpo.models import ADAPTER_CONFIG, BEST, choose_adapter
+from lora_grpo.merging import MADE_FROM, REPORT, merged_model, source_adapter
+from lora_grpo.models import ADAPTER_CONFIG, choose_adapter
 from lora_grpo.runs import read_record, system_prompt
 
 
@@ -93,13 +93,14 @@ def _adapter(source: Path, folder: Path) -> Path | None:
 def _default_output(folder: Path) -> tuple[Path, str]:
     """Return the folder of the GGUF files of a model, and the model's name in their names."""
     run = folder.parent
-    is_in_run = (run / "run.json").is_file()
-    if is_in_run and folder.name == "merged":
-        return run / "gguf", run.name
-    if is_in_run and folder.name == f"{BEST}-merged":
-        return run / f"{BEST}-gguf", f"{run.name}-{BEST}"
-    name = f"{run.name}-{folder.name}" if is_in_run else folder.name
-    return folder.with_name(f"{folder.name}-gguf"), name
+    output = folder.with_name(f"{folder.name}-gguf")
+    if not (run / "run.json").is_file():
+        return output, folder.name
+    if folder.name not in MADE_FROM:
+        return output, f"{run.name}-{folder.name}"
+    adapter = MADE_FROM[folder.name]
+    name = run.name if adapter == "adapter" else f"{run.name}-{adapter}"
+    return folder.with_name(folder.name.removesuffix("merged") + "gguf"), name
 
 
 def _system_prompt(folder: Path) -> str | None:

@@ -129,8 +129,11 @@ def _memory_lines(estimate: MemoryEstimate, config: RunConfig) -> Iterator[str]:
     share = ""
     if estimate.gpu_memory_share:
         share = f", with {estimate.gpu_memory_share:g} of the GPU's memory"
-    sampler = _SAMPLERS[estimate.sampler]
-    yield _line("sampling", f"{estimate.max_num_seqs} completions in parallel, with {sampler}{share}")
+    if config.sampling.server_url:
+        yield _line("sampling", f"by the vLLM server at {config.sampling.server_url}")
+    else:
+        sampler = _SAMPLERS[estimate.sampler]
+        yield _line("sampling", f"{estimate.max_num_seqs} completions in parallel, with {sampler}{share}")
     needed = f"{_gib(estimate.training)} for training, {_gib(estimate.sampling)} for sampling"
     used = device.total - device.free
     others = f", {_gib(used)} are used by other programs and the driver" if used > _MUCH and not device.on_cpu else ""

@@ -20,4 +20,4 @@ report.py          merge_report.json, and the adapter that it names
 
 from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.merging.merge_model import MergeOptions, merge, merged_model
-from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report, source_adapter
+from lora_grpo.merging.report import MADE_FROM, REPORT, MergeReport, check_current, read_report, source_adapter

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -143,11 +143,19 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
             check_merged_from(merged, peft_folder(adapter), adapter)
         return merged
     if check:
-        base = resolve(str(folder), ModelFlags()).base
+        with _errors_of_merge(folder):
+            base = resolve(str(folder), ModelFlags()).base
         check(Path(base.name))
-    try:
+    with _errors_of_merge(folder):
         return merge(MergeOptions(str(folder)))
-    except UserError as error:  # the message names flags of merge, which the caller's command does not have
+
+
+@contextlib.contextmanager
+def _errors_of_merge(folder: Path) -> Iterator[None]:
+    """Name the command `merge` in UserErrors of the block: they name its flags, which the caller's command lacks."""
+    try:
+        yield
+    except UserError as error:
         raise UserError(f"{command('merge', folder)}: {error}") from error
 
 

@@ -17,7 +17,7 @@ from lora_grpo.models import ADAPTER_CONFIG, BEST, adapter_sha256
 REPORT = "merge_report.json"
 Dtype = Literal["bf16", "fp16", "fp32"]
 
-_MADE_FROM = {"merged": "adapter", "gguf": "adapter", f"{BEST}-merged": BEST, f"{BEST}-gguf": BEST}
+MADE_FROM = {"merged": "adapter", "gguf": "adapter", f"{BEST}-merged": BEST, f"{BEST}-gguf": BEST}
 """The folders of models that a run has by default, and the adapters that they are made from."""
 
 
@@ -99,8 +99,8 @@ def source_adapter(folder: Path) -> Path | None:
         return None
     if (folder / ADAPTER_CONFIG).is_file():
         return folder
-    if folder.name in _MADE_FROM:
-        return run / _MADE_FROM[folder.name]
+    if folder.name in MADE_FROM:
+        return run / MADE_FROM[folder.name]
     report = read_report(folder)
     if report is None:
         return None

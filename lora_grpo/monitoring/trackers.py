@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lora_grpo import console
+from lora_grpo import console, distributed
 from lora_grpo.errors import first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import markdown_table
@@ -45,9 +45,22 @@ class Trackers:
 
     def forward(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Pass an event of the trainer, such as `on_log`, on to every tracker."""
+        if event == "on_train_begin" and self.run.is_resumed and distributed.is_main():
+            self._call_each(self._hide_steps_that_run_again)
         self._call_each(lambda name, callback: getattr(callback, event)(*args, **kwargs))
         if event == "on_log" and self._callbacks:
             self._send_rollouts(self.trainer.state.global_step)
+
+    def _hide_steps_that_run_again(self, name: str, callback: Any) -> None:
+        """Have TensorBoard hide the steps that a killed run has logged after the checkpoint it continues from."""
+        if name != "tensorboard":
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:  # transformers then writes with tensorboardX
+            return
+        first_step = self.trainer.state.global_step + 1
+        callback.tb_writer = SummaryWriter(log_dir=callback.logging_dir, purge_step=first_step)
 
     def _send_rollouts(self, step: int) -> None:
         """Send the completions of a step as a table, if the run has written them (`--train.completions-steps`)."""

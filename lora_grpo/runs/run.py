@@ -258,20 +258,18 @@ def open_run(
     data_record: dict[str, Any],
     entries: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Open a new run in a folder, or the run in it to resume it. The folder is claimed if `claim_run` has not done it.
+    """Open a new run in the folder that `claim_run` has locked, or the run in it to resume it.
 
     Args:
         data_record: the entry `data` of run.json.
         entries: further entries, such as `user_files`.
 
     Raises:
-        UserError: see `claim_run`; or the settings, rows or files of a resumed run differ.
+        UserError: the settings, rows or files of a resumed run differ.
     """
     folder = config.folder
     entries = entries or {}
-    if not any(claim.folder == folder for claim in _claims):
-        claim_run(config, invocation)
-    claim = _claims.pop() if _claims else None
+    claim = _claims.pop() if distributed.is_main() else None
     try:
         if resumes(folder, invocation):
             check_settings(config)

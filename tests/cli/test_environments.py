@@ -110,7 +110,9 @@ def test_a_disk_too_small_for_a_run_is_refused(tmp_path, warm):
 
 BEGINS_A_RUN = """
     from lora_grpo import config, runs
-    run = runs.open_run(config.RunConfig(output_dir="run"), config.Invocation(), "x", {})
+    settings = config.RunConfig(output_dir="run")
+    runs.claim_run(settings, config.Invocation())
+    run = runs.open_run(settings, config.Invocation(), "x", {})
     run.begin({})
 """
 

@@ -11,7 +11,7 @@ from lora_grpo.evaluation.run import evaluate
 from lora_grpo.grading.verdict import RESULT_ENTRIES
 from lora_grpo.models.policy import load_policy
 from lora_grpo.progress import Progress
-from lora_grpo.runs import open_run
+from lora_grpo.runs import claim_run, open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import completion_seed
 
@@ -26,6 +26,7 @@ SETTINGS = {
 def parts(tmp_path_factory):
     config = replace(RunConfig(output_dir=str(tmp_path_factory.mktemp("evaluate") / "out")), SETTINGS)
     data = load_data(config)
+    claim_run(config, Invocation())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
     run.begin(policy.record)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gguf.quants import dequantize
 from helpers.gguf_models import llama2_tokenizer, llama3_tokenizer, qwen_tokenizer, save
-from helpers.made_runs import make_run
+from helpers.made_runs import make_adapter, make_run
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -350,6 +350,13 @@ def test_the_command_writes_beside_the_folder_and_says_how_to_use_it(warm, copy,
     assert f"llama-cli -m {output}" in ended.stdout
     assert "ollama create merged -f" in ended.stdout
     assert read(output)[0]["general.name"] == "merged"
+
+
+def test_an_adapter_whose_base_has_moved_names_the_command_that_takes_another_base(tmp_path):
+    adapter = make_adapter(tmp_path / "mine", base=str(tmp_path / "moved"))
+    with pytest.raises(UserError, match=f"^lora-grpo merge {adapter}: .* does not exist here; pass it with --base$"):
+        export(ExportOptions(adapter))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_the_modelfile_has_the_system_prompt_of_the_run(qwen2, tmp_path):

@@ -14,7 +14,7 @@ from lora_grpo.data import fit_data, load_data
 from lora_grpo.memory.plan import make_plan
 from lora_grpo.models.policy import load_policy
 from lora_grpo.prompts.chat import render_row
-from lora_grpo.runs import open_run
+from lora_grpo.runs import claim_run, open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import SamplingParams
 from lora_grpo.training import prepare_training, train
@@ -82,6 +82,7 @@ def main():
     config, how = parse(flags, recipe="gsm8k_lora", description="", presets=presets)
     data = load_data(config)
     config, plan = make_plan(config, how)
+    claim_run(config, how)
     run = open_run(config, how, "gsm8k_lora", data.record, plan.record())
     policy = load_policy(config)
     rows = fit_data(data, policy.tokenizer, config).train

@@ -8,7 +8,7 @@ from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.data import load_data, split_validation
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs import open_run
+from lora_grpo.runs import claim_run, open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks import get_task, sources
 from lora_grpo.training import prepare_training, train
@@ -57,6 +57,7 @@ def begin_tiny(folder, invocation=None, *, validates=False, **changes):
     """Return a run that is ready to train."""
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), changes)
     data = load_data(config) if "data" in changes else copy.deepcopy(starter_data())
+    claim_run(config, invocation or Invocation())
     run = open_run(config, invocation or Invocation(), "test", data.record)
     policy = load_policy(config)
     rows = data.train

@@ -103,6 +103,13 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monk
     assert plan.estimate.device.host == psutil.virtual_memory().total // 2
 
 
+def test_the_plan_names_the_vllm_server_that_samples(machine, model):
+    machine(8188)
+    server = {"backend": "vllm", "server_url": "http://gpu2:8000"}
+    [line] = [line for line in start_lines(config_for(model, sampling=server)) if line.startswith("sampling ")]
+    assert line == "sampling    by the vLLM server at http://gpu2:8000"
+
+
 def test_memory_that_other_programs_use_is_said_if_it_is_much(machine, model):
     for used, is_said in ((500, False), (2048, True)):
         machine(script=f"echo '0, GPU-0, Card 0, 8192, {8192 - used}, 580.65.06, 8.9'")

@@ -18,7 +18,7 @@ from lora_grpo.evaluation import sample_rows
 from lora_grpo.files import lock
 from lora_grpo.monitoring import TimeBudget, Validation
 from lora_grpo.pipeline import train_and_evaluate
-from lora_grpo.runs import Run, open_run, read_run
+from lora_grpo.runs import Run, claim_run, open_run, read_run
 from lora_grpo.training import FastGRPOTrainer
 
 FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
@@ -156,6 +156,7 @@ def run_recipe(folder, invocation=None, **changes):
     """Train and evaluate, as a recipe does."""
     config = replace(replace(replace(RunConfig(output_dir=str(folder)), TINY), MONITORED), changes)
     data = load_data(config)
+    claim_run(config, invocation or Invocation())
     run = open_run(config, invocation or Invocation(), "test", data.record)
     try:
         train_and_evaluate(run, data)

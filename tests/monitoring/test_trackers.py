@@ -11,9 +11,10 @@ from helpers.graded_samples import samples
 from helpers.tiny_runs import begin_tiny
 from transformers import TrainerCallback, integrations
 
+from lora_grpo.config.schema import Invocation
 from lora_grpo.evaluation import report_run
 from lora_grpo.report import report_line
-from lora_grpo.runs import read_metrics, read_run
+from lora_grpo.runs import leave_run, read_metrics, read_run
 from lora_grpo.training import train
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,26 @@ def test_tensorboard_gets_the_metrics_and_the_table(tmp_path):
 
 
 @pytest.mark.engines
+def test_tensorboard_shows_each_step_once_after_a_kill_between_checkpoints(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: make engines")
+    folder = tmp_path / "out"
+    settings = {"train": {"report_to": ("tensorboard",), "checkpoint_steps": 2, "max_steps": 5}}
+    killed = begin_tiny(folder, **settings)
+    killed.run.begin(killed.policy.record)
+    killed.trainer.add_callback(KilledAtStep3())
+    with pytest.raises(KeyboardInterrupt):
+        train(killed)
+    leave_run()
+    resumed = begin_tiny(folder, Invocation(resume=True), **settings)
+    resumed.run.begin(resumed.policy.record)
+    train(resumed)
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/reward")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.engines
 def test_trackio_gets_the_metrics_the_table_and_the_page_in_one_run(tmp_path, monkeypatch):
     pytest.importorskip("trackio", reason="trackio is not installed: make engines")
     storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
@@ -109,6 +130,14 @@ def test_wandb_gets_all_without_an_account_or_the_network(tmp_path, monkeypatch)
     assert [path.read_text().count("greedy") > 0 for path in tmp_path.rglob("*.html") if "media" in path.parts] == [
         True
     ]
+
+
+class KilledAtStep3(TrainerCallback):
+    """Ends training after the trackers got the step."""
+
+    def on_log(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            raise KeyboardInterrupt
 
 
 class Failing(TrainerCallback):

@@ -23,7 +23,7 @@ from lora_grpo.preview.diagnosis import Answer, Difficulty, Group, judge, measur
 from lora_grpo.preview.sample_groups import Preview, sample_groups, show
 from lora_grpo.prompts.styles import write_completion
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
-from lora_grpo.runs import open_run
+from lora_grpo.runs import claim_run, open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.training import prepare_training, train
 
@@ -58,6 +58,7 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
     config, data, policy, sampler = starter
     groups = sample_groups(config, sampler, data.train)
     weights = {reward.name: reward.weight for reward in resolve(parse_reward_specs(config.rewards))}
+    claim_run(config, Invocation())
     run = open_run(config, Invocation(), "test", data.record)
     training = prepare_training(run, policy, data.train, sampler)
     run.begin(policy.record)

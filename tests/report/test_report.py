@@ -26,7 +26,7 @@ from lora_grpo.report.completions import COLUMNS, completion_table
 from lora_grpo.report.facts import memory_by_phase, time_left
 from lora_grpo.report.plots import plots_of
 from lora_grpo.report.writing import ReportOptions, report, write_report
-from lora_grpo.runs import open_run
+from lora_grpo.runs import claim_run, open_run
 from lora_grpo.runs.reader import read_run
 
 
@@ -316,7 +316,9 @@ def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, st
 
     def main():
         rows = {"train": {"sha256": "aa"}, "eval": {"sha256": "bb"}}
-        run = open_run(RunConfig(output_dir=str(folder)), Invocation(), "gsm8k_lora", rows)
+        config = RunConfig(output_dir=str(folder))
+        claim_run(config, Invocation())
+        run = open_run(config, Invocation(), "gsm8k_lora", rows)
         run.begin({"base_model": "starter"})
         raise error
 

@@ -12,7 +12,7 @@ from lora_grpo import distributed
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
-from lora_grpo.runs import FailedElsewhere, begun_run, end_run, leave_run, open_run, read_record, versions
+from lora_grpo.runs import FailedElsewhere, begun_run, claim_run, end_run, leave_run, open_run, read_record, versions
 
 NEW, RESUME, OVERWRITE = Invocation(), Invocation(resume=True), Invocation(overwrite=True)
 ROWS = {
@@ -45,7 +45,9 @@ def end_of_process():
 
 def open_in(folder, how=NEW, rows=ROWS, **changes):
     end_of_process()
-    return open_run(RunConfig(output_dir=str(folder), **changes), how, "gsm8k_lora", rows)
+    config = RunConfig(output_dir=str(folder), **changes)
+    claim_run(config, how)
+    return open_run(config, how, "gsm8k_lora", rows)
 
 
 def finished(folder, **changes):
@@ -251,9 +253,9 @@ import sys
 import time
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.runs import open_run
+from lora_grpo.runs import claim_run
 try:
-    open_run(RunConfig(output_dir=sys.argv[1]), Invocation(resume=True), "gsm8k_lora", {})
+    claim_run(RunConfig(output_dir=sys.argv[1]), Invocation(resume=True))
 except UserError as error:
     sys.exit(str(error))
 print("held", flush=True)
@@ -276,12 +278,14 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
 
 def test_a_run_that_was_left_can_be_resumed_in_the_same_process(tmp_path):
     config = RunConfig(output_dir=str(tmp_path / "run"))
+    claim_run(config, NEW)
     first = open_run(config, NEW, "gsm8k_lora", ROWS)
     first.begin(BASE)
     with pytest.raises(UserError, match="another process is using"):
-        open_run(config, RESUME, "gsm8k_lora", ROWS)
+        claim_run(config, RESUME)
     leave_run()
     assert begun_run() is None and not lock.is_held(first.folder)
+    claim_run(config, RESUME)
     second = open_run(config, RESUME, "gsm8k_lora", ROWS)
     second.begin(BASE)
     assert begun_run() is second and len(second.record["resumed"]) == 1

@@ -19,7 +19,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.hardware import vllm_available
 from lora_grpo.models.policy import Policy, load_policy
 from lora_grpo.prompts.chat import render_row
-from lora_grpo.runs import open_run
+from lora_grpo.runs import claim_run, open_run
 from lora_grpo.sampling import Sampler
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.training import Training, logprob_check, prepare_training, train
@@ -88,6 +88,7 @@ def prepared(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logprob_check") / "out"
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), {"sampling": {"backend": request.param}})
     data = copy.deepcopy(starter_data())
+    claim_run(config, Invocation())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
     base_weights = weights(policy.model, trainable=False)
@@ -292,6 +293,7 @@ def test_a_nucleus_makes_log_probs_differ_and_does_not_stop_a_run(tmp_path):
     config = replace(RunConfig(output_dir=str(tmp_path / "out")), TINY)
     config = replace(config, {"train": {"max_steps": 1}, "sampling": {"top_p": 0.8}})
     data = copy.deepcopy(starter_data())
+    claim_run(config, Invocation())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
     training = prepare_training(run, policy, data.train, build_sampler(policy, config))

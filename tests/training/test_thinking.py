@@ -23,7 +23,7 @@ from lora_grpo.preview import dry_run
 from lora_grpo.preview.sample_groups import sample_groups
 from lora_grpo.prompts import template_variables
 from lora_grpo.prompts.template_variables import THINKING_TOKENS
-from lora_grpo.runs import open_run, read_record
+from lora_grpo.runs import claim_run, open_run, read_record
 from lora_grpo.sampling import Sampler, SamplingParams, VllmSampler, build_sampler
 from lora_grpo.training import prepare_training, train
 
@@ -111,6 +111,7 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
 
     # The trainer: its own rollouts, and those of TRL, which Unsloth's trainer renders.
     sampler = build_sampler(policy, config)
+    claim_run(config, Invocation())
     run = open_run(config, Invocation(), "test", data.record)
     training = prepare_training(run, policy, data.train, sampler)
     trainer = training.trainer
