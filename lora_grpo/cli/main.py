@@ -38,9 +38,7 @@ def run_command(main: Callable[[], None]) -> int:
     _handle_sigterm(_terminate)
     try:
         with console.listening(console.Terminal()), distributed.member():
-            main()
-            if not sys.stdout.closed:  # a task file may close it
-                sys.stdout.flush()
+            _run_and_flush(main)
     except BaseException as error:
         # If one process fails, the launcher sends SIGTERM to the others, which are already exiting.
         _handle_sigterm(signal.SIG_IGN)
@@ -51,6 +49,21 @@ def run_command(main: Callable[[], None]) -> int:
     finally:
         _handle_sigterm(signal.SIG_DFL)
     return 0
+
+
+def _run_and_flush(main: Callable[[], None]) -> None:
+    """Run a command and write what it has printed, so that a closed pipe is an error that `_end` handles."""
+    try:
+        main()
+    except SystemExit:  # of --help
+        _flush()
+        raise
+    _flush()
+
+
+def _flush() -> None:
+    if not sys.stdout.closed:  # a task file may close it
+        sys.stdout.flush()
 
 
 def _limit_collection_at_exit() -> None:

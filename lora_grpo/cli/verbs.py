@@ -80,19 +80,20 @@ def tasks(names: Sequence[str]) -> str:
 
 def run_front_door(arguments: Sequence[str]) -> int:
     """Run `lora-grpo` with these arguments, and return the exit code."""
-    if not arguments or arguments[0] in _HELP_FLAGS:
-        _show_commands(sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else UserError.exit_code
+    if not arguments:
+        print(_list_of_commands(sys.stderr), end="", file=sys.stderr)
+        return UserError.exit_code
     name, *rest = arguments
+    if name in _HELP_FLAGS:
+        return run_command(lambda: print(_list_of_commands(sys.stdout), end=""))
     if name == "--version":
-        print(f"lora-grpo {__version__}")
-        return 0
+        return run_command(lambda: print(f"lora-grpo {__version__}"))
     with started(Start("lora-grpo", tuple(arguments))):
         return run_command(lambda: _run(name, rest))
 
 
-def _show_commands(file: TextIO) -> None:
-    """Print the list of all commands."""
+def _list_of_commands(file: TextIO) -> str:
+    """Return the list of all commands, with the width and the colors of a terminal if the file is one."""
     from rich.console import Console
     from rich.table import Table
 
@@ -102,9 +103,11 @@ def _show_commands(file: TextIO) -> None:
     for name, verb in VERBS.items():
         commands.add_row(name, verb.help.splitlines()[0])
     console = Console(file=file, highlight=False, markup=False)
-    console.print(f"lora-grpo {__version__}: LoRA + GRPO on one GPU\n")
-    console.print(commands)
-    console.print("\nlora-grpo COMMAND --help shows the flags of a command.")
+    with console.capture() as text:  # rich itself would end the process at a closed pipe
+        console.print(f"lora-grpo {__version__}: LoRA + GRPO on one GPU\n")
+        console.print(commands)
+        console.print("\nlora-grpo COMMAND --help shows the flags of a command.")
+    return text.get()
 
 
 def run_verb(name: str) -> int:

@@ -66,15 +66,22 @@ def _release(locks: Sequence[FileLock]) -> None:
 def holding(folder: Path) -> Iterator[None]:
     """Lock the folder for the duration of a `with` block; see `claim`.
 
+    Folders that were made for it are removed at the end if the block has written nothing.
+
     Raises:
         UserError: `claim` failed, or a distributed launcher started more than one process.
     """
     _check_one_process()
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     claim(folder)
     try:
         yield
     finally:
+        file = folder / ".lock"
+        if new_folders and list(folder.glob("*")) == [file]:
+            file.unlink()  # while it is locked
         release(folder)
+        _remove_empty(new_folders)
 
 
 @contextlib.contextmanager
@@ -96,9 +103,14 @@ def holding_new(path: Path) -> Iterator[None]:
     finally:
         file.unlink(missing_ok=True)  # while it is locked: a process that waits for it makes another one
         _release_file(file)
-        for parent in new_parents:
-            with contextlib.suppress(OSError):  # it is not empty
-                parent.rmdir()
+        _remove_empty(new_parents)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of the folders that are empty, the innermost first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def _check_one_process() -> None:

@@ -404,6 +404,9 @@ def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
         size = gigabytes * GIB
         return Device(f"a GPU with {gigabytes} GB", total=size, free=size, is_present=False)
     total, free = machine.machine_memory()
+    if config.processes > 1:  # they share it, and must compute the same plan
+        total //= config.processes
+        free = total
     return Device("this machine", total, free, on_cpu=True)
 
 

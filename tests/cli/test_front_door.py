@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -54,6 +55,14 @@ def test_a_command_line_ends_with_its_exit_code(arguments, exit_code, word, caps
         assert word in stdout
     else:
         assert word in stderr and stdout == ""
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "tasks", "merge --help"])
+def test_a_pipe_that_is_closed_before_anything_is_printed_ends_a_command_quietly(arguments):
+    shell = '{ sleep 0.1; "$0" -m lora_grpo $1; echo "ended with $?" >&2; } | true'
+    command = ["bash", "-c", shell, sys.executable, arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.stderr == f"ended with {128 + signal.SIGPIPE}\n"
 
 
 @pytest.mark.parametrize("command", [["--help"], ["watch", "--help"], ["train", "gsm8k", "--help"]])

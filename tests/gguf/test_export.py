@@ -352,6 +352,15 @@ def test_the_command_writes_beside_the_folder_and_says_how_to_use_it(warm, copy,
     assert read(output)[0]["general.name"] == "merged"
 
 
+def test_a_folder_without_a_model_is_refused_and_nothing_is_made_beside_it(tmp_path):
+    (tmp_path / "outputs").mkdir()
+    with pytest.raises(UserError, match=r"outputs contains no config\.json"):
+        export(ExportOptions(tmp_path / "outputs"))
+    with pytest.raises(UserError, match=r"outputs contains no config\.json"):
+        export(ExportOptions(tmp_path / "outputs", output_dir=tmp_path / "a" / "new" / "folder"))
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
 def test_an_adapter_whose_base_has_moved_names_the_command_that_takes_another_base(tmp_path):
     adapter = make_adapter(tmp_path / "mine", base=str(tmp_path / "moved"))
     with pytest.raises(UserError, match=f"^lora-grpo merge {adapter}: .* does not exist here; pass it with --base$"):

@@ -82,6 +82,12 @@ def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     assert lines[4] == "work        200 steps x 64 = 12,800 completions, at most 13.1 million tokens"
 
 
+def test_several_processes_share_the_memory_of_a_machine_without_a_gpu(machine, model, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    _, record = planned(config_for(model))
+    assert record["total_gib"] == record["free_gib"] == 12
+
+
 def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monkeypatch):
     machine(8188)
     config, record = planned(config_for(model))
