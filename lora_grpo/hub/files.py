@@ -1,4 +1,4 @@
-"""Select the files to upload: known names, undamaged, and with settings that have no paths of this machine."""
+"""Select the files to upload: known names and code, undamaged, and with settings without paths of this machine."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, file_tensors, json_files, model_tensors
-from lora_grpo.hub.private_paths import without_path_settings
+from lora_grpo.hub.private_paths import strings, without_path_settings
 from lora_grpo.hub.uploads import CARD, KINDS, UploadFile, matches
 from lora_grpo.models import ADAPTER_CONFIG, holds_adapter, peft_folder
 from lora_grpo.sampling import read_header
@@ -60,16 +60,38 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
     """
     files = []
     skipped = []
+    code = _code(folder, kind)
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if not path.resolve().is_relative_to(folder.parent.resolve() / folder.name):
             raise UserError(f"{path} links to outside {folder}; replace it with a copy, or delete it")
-        if matches(name, KINDS[kind].uploaded):
+        if matches(name, KINDS[kind].uploaded) or path in code:
             files.append(UploadFile(name, _without_own_paths(path, base_name)))
         elif name not in (atomic.MANIFEST, CARD) and not name.startswith("."):
             skipped.append(name)
     _check_intact(folder, kind, [file.name for file in files])
     return files, skipped
+
+
+def _code(folder: Path, kind: str) -> list[Path]:
+    """Return the Python files that the uploaded settings of a folder name, and those that these import.
+
+    `auto_map` has `module.Class` for a file `module.py` beside it, and `owner/name--module.Class` for one elsewhere.
+    """
+    from transformers.dynamic_module_utils import get_relative_imports
+
+    names: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        if matches(path.name, _SETTINGS) and matches(path.name, KINDS[kind].uploaded):
+            references = strings(json_files.read_object(path).get("auto_map"))
+            names += [reference.partition(".")[0] for reference in references if "--" not in reference]
+    found: list[Path] = []
+    for name in names:  # the list grows meanwhile
+        path = folder / f"{name}.py"
+        if path.is_file() and path not in found:
+            found.append(path)
+            names += get_relative_imports(path)
+    return found
 
 
 def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:

@@ -69,21 +69,21 @@ def _local_path(name: str, content: bytes, folder: Path) -> str | None:
     if name.endswith(_BINARY):  # a SentencePiece model names the files of its authors
         return local_paths.find_in_private_folders(text, folder)
     if name.endswith(".json"):  # without the escapes of JSON
-        text = "\n".join(_strings(json.loads(text)))
+        text = "\n".join(strings(json.loads(text)))
     return local_paths.find(text, folder)
 
 
-def _strings(value: Any) -> Iterator[str]:
+def strings(value: Any) -> Iterator[str]:
     """Yield all texts in a JSON value, also the names of its fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for entry in value:
-            yield from _strings(entry)
+            yield from strings(entry)
     elif isinstance(value, dict):
         for name, entry in value.items():
             yield name
-            yield from _strings(entry)
+            yield from strings(entry)
 
 
 def without_paths(value: Any) -> Any:

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from helpers.pushed_runs import make_run
+from helpers.pushed_runs import make_merged, make_run
 
 from lora_grpo.errors import UserError
 from lora_grpo.hub.files import collect
@@ -42,6 +42,28 @@ def test_only_files_of_known_names_are_uploaded(adapter):
         "trainer_state.json",
         "training_args.bin",
     ]
+
+
+def test_the_code_that_settings_name_is_uploaded(tmp_path):
+    merged = make_merged(make_run(tmp_path / "run"))
+    auto_map = {"AutoConfig": "own_config.C", "AutoModelForCausalLM": "own_model.M", "AutoModel": "o/n--elsewhere.M"}
+    (merged / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": auto_map}))
+    tokenizer_map = {"AutoTokenizer": ["own_tokenizer.T", None]}
+    (merged / "tokenizer_config.json").write_text(json.dumps({"auto_map": tokenizer_map}))
+    code = {
+        "own_config": "import torch\n",
+        "own_model": "import secret\nfrom .own_config import C\nfrom .own_layers import L\n",
+        "own_layers": "from .own_config import C\n",
+        "own_tokenizer": "from .missing import T\n",
+        "elsewhere": "",
+        "secret": "",
+    }
+    for name, text in code.items():
+        (merged / f"{name}.py").write_text(text)
+    files, skipped = collect(merged, "merged", None)
+    names = [file.name for file in files if file.name.endswith(".py")]
+    assert names == ["own_config.py", "own_layers.py", "own_model.py", "own_tokenizer.py"]
+    assert skipped == ["elsewhere.py", "merge_report.json", "secret.py"]
 
 
 def test_a_link_to_outside_the_folder_is_refused(tmp_path, adapter):
