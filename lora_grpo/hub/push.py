@@ -19,7 +19,7 @@ from lora_grpo.hub.files import collect, find_model, stale
 from lora_grpo.hub.private_paths import refuse_private_text
 from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id, matches
 from lora_grpo.merging import check_current, source_adapter
-from lora_grpo.models import BEST, choose_adapter, model_files
+from lora_grpo.models import BEST, choose_adapter, model_files, origin_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -75,7 +75,7 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
 
     # List them, and send them.
     visibility = "public" if options.public else "private"
-    console.result(f"{folder} ({kind}) -> {options.repository} ({visibility})")
+    console.result(f"{origin_of(folder)} ({kind}) -> {options.repository} ({visibility})")
     for file in files:
         console.result(f"  {disk.size(file.size):>16}  {file.name}")
     total_bytes = sum(file.size for file in files)
@@ -101,7 +101,7 @@ def _verify_command(folder: Path, repo_id: str, model_facts: facts.Facts, names:
         names: of the files in the repository.
     """
     kind = model_facts.kind
-    adapter = folder if kind == "adapter" else source_adapter(folder.resolve())
+    adapter = origin_of(folder) if kind == "adapter" else source_adapter(folder.resolve())
     flags = ["--trust-remote-code"] if model_facts.base.trust_remote_code else []
     servers = {
         "adapter": f"http://127.0.0.1:8000#{repo_id.split('/')[-1]}",

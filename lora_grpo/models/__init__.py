@@ -37,7 +37,7 @@ from lora_grpo.models.adapter import (
     features,
     read_adapter,
 )
-from lora_grpo.models.adapter_formats import holds_adapter, nested_adapter, peft_folder
+from lora_grpo.models.adapter_formats import holds_adapter, nested_adapter, origin_of, peft_folder
 from lora_grpo.models.architectures import TRAINABLE, in_vllm
 from lora_grpo.models.policy import Policy, check_engines, load_adapter, load_policy, load_tokenizer, save_adapter
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start

@@ -21,7 +21,7 @@ from lora_grpo.cli import verbs
 from lora_grpo.cli.arguments import parse
 from lora_grpo.errors import UserError
 from lora_grpo.gguf import ExportOptions, export
-from lora_grpo.hub import PushOptions, push_to_hub
+from lora_grpo.hub import PushOptions, push, push_to_hub
 from lora_grpo.merging import MergeOptions, merge, merge_model
 from lora_grpo.merging.report import Divergences
 from lora_grpo.models import ModelFlags, load_policy, resolve
@@ -171,10 +171,14 @@ def test_training_continues_from_it(tool, adapters, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("tool", [write.ms_swift, write.areal, write.mlx], ids=name_of)
-def test_a_push_uploads_peft_s_files(tool, adapters, tmp_path):
+def test_a_push_uploads_peft_s_files(tool, adapters, tmp_path, monkeypatch, capsys):
     folder = tool(adapters(), tmp_path / "their_adapter")
     (folder / "LICENSE").write_text("Their license")
-    pushed = push_to_hub(PushOptions(str(folder), "me/theirs", dry_run=True))
+    monkeypatch.setattr(push, "send", lambda *_: "https://hub/me/theirs")
+    pushed = push_to_hub(PushOptions(str(folder), "me/theirs"))
+    output = capsys.readouterr().out
+    assert output.startswith(f"{folder} (adapter) -> me/theirs")
+    assert f" {folder} --against " in output  # not the converted copy, which this process deletes
     assert {"LICENSE", CONFIG, WEIGHTS} < set(pushed.files)
     assert not {"adapters.safetensors", "args.json"} & set(pushed.files)
 
