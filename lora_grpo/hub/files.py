@@ -80,7 +80,7 @@ def _code(folder: Path, kind: str) -> list[Path]:
     """
     from transformers.dynamic_module_utils import get_relative_imports
 
-    names = []
+    names: list[str] = []
     for path in sorted(folder.glob("*.json")):
         if matches(path.name, _SETTINGS) and matches(path.name, KINDS[kind].uploaded):
             references = strings(json_files.read_object(path).get("auto_map"))
