@@ -581,4 +581,11 @@ def _options(kind: type[Any], values: ConfigChanges) -> Any:
     for name in values:
         if name not in names:
             raise UserError(f"unknown option {name!r}; {suggestion(name, names)}")
-    return convert(kind, dict(values))
+    return convert(kind, {name: _with_home(value) for name, value in values.items()})
+
+
+def _with_home(value: Any) -> Any:
+    """Return the value of an option with the home folder in place of `~`, as a shell passes it to a command."""
+    if isinstance(value, (str, Path)) and str(value).startswith("~/"):
+        return str(Path(value).expanduser())
+    return value

@@ -12,7 +12,7 @@ import pytest
 from transformers import TrainerCallback
 
 import lora_grpo as lg
-from lora_grpo import console, process_state
+from lora_grpo import console, process_state, starter
 from lora_grpo.__main__ import main
 from lora_grpo.cli import run_front_door
 from lora_grpo.files import lock
@@ -272,6 +272,12 @@ def test_a_run_is_evaluated_merged_exported_and_shared_in_place_of_its_path(runs
     assert pushed.url is None and "adapter_model.safetensors" in pushed.files and "Spelling" in pushed.card
     assert lg.report(run) == run.page
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_tilde_in_an_option_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (gguf,) = lg.export_gguf(starter.model_path(), type="f16", output_dir="~/gguf")
+    assert gguf.parent == tmp_path / "home" / "gguf" and gguf.is_file()
 
 
 def test_preview_and_audit_return_what_they_found(capfd):

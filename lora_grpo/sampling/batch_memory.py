@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lora_grpo import distributed
 from lora_grpo.hardware import machine
 from lora_grpo.memory import CPU_FRACTION, MAX_BATCH_SIZE, estimate
 from lora_grpo.sampling.continuous_batching import START_FRACTION
@@ -16,7 +17,8 @@ _GPU_FRACTION = 0.8
 def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
     """Return how many completions can be decoded at once in the available memory, as a power of two.
 
-    On a CPU, the result depends only on the machine, so that a resumed command decodes the same batches.
+    On a CPU, the result depends only on the machine and the number of processes, so that a resumed command decodes the
+    same batches.
     """
     import torch
 
@@ -28,7 +30,7 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
         available = _GPU_FRACTION * (free_for_driver + unused_by_torch)
     else:
         total, _ = machine.machine_memory()
-        available = CPU_FRACTION * total
+        available = CPU_FRACTION * total / distributed.world_size()
     completions = int(available // bytes_per_completion(model, longest_prompt, max_tokens))
     completions = min(completions, MAX_BATCH_SIZE)
     return 1 << max(0, completions.bit_length() - 1)

@@ -283,7 +283,7 @@ def test_a_training_step_is_never_split_silently(prompts, sampler, small_memory)
 # Batch size from memory
 
 
-def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, monkeypatch):
+def test_the_batch_size_on_a_cpu_depends_on_the_machine_and_the_processes(sampler, prompts, monkeypatch):
     sampler.fit_batch(prompts[:1], 100)
     assert sampler.batch_size == batch_memory.MAX_BATCH_SIZE
     prompt_tokens = len(sampler.encode(prompts[:1])[0])
@@ -292,3 +292,6 @@ def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, 
         monkeypatch.setattr(batch_memory.machine, "machine_memory", lambda rows=rows: (4 * row_bytes * rows, 0))
         sampler.fit_batch(prompts[:1], 100)
         assert sampler.batch_size == size
+    monkeypatch.setenv("WORLD_SIZE", "2")  # two processes share the memory
+    sampler.fit_batch(prompts[:1], 100)
+    assert sampler.batch_size == size // 2
