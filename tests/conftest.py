@@ -24,9 +24,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 ROOT = Path(__file__).resolve().parent.parent
-# Workers begin with the files that take longest, and so end together.
+# Workers begin with the files that take longest, or that wait for a registry, and so end together.
 LONGEST_FIRST = (
+    "gpu_rig/test_logprob_check.py",
+    "gpu_rig/test_training.py",
+    "gpu_rig/test_vllm_arguments.py",
     "test_real_model.py",
+    "install/test_locks.py",
     "models/test_vllm_models.py",
     "verify/test_matrix.py",
     "gpu_rig/test_logprob_check.py",
@@ -43,6 +47,8 @@ LONGEST_FIRST = (
     "verify/test_servers.py",
     "agents/test_exact_tokens.py",
     "sampling/test_vllm.py",
+    "sampling/test_vllm_server.py",
+    "test_agent_recipes.py",
     "training/test_resume.py",
     "training/test_sft.py",
     "loss/test_compiled_layers.py",
@@ -57,6 +63,9 @@ LONGEST_FIRST = (
     "training/test_run.py",
     "sandbox/test_kill.py",
     "training/test_difficulty.py",
+    "training/test_sft.py",
+    "loss/test_compiled_layers.py",
+    "cli/test_serve.py",
     "rollouts/test_loop.py",
     "cli/test_environments.py",
     "audit/test_policies.py",
