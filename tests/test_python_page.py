@@ -45,8 +45,12 @@ def test_the_page_works_from_top_to_bottom(in_folder):
     assert len(names["answers"]) == 3
 
 
-def run_notebook(name, monkeypatch, max_steps=2):
-    """Run a notebook with few steps, and return what its cells printed."""
+def run_notebook(name, monkeypatch, max_steps=2, flags=()):
+    """Run a notebook with few steps, and return what its cells printed.
+
+    Args:
+        flags: pairs of a command of the notebook and the flags that shorten it.
+    """
     pytest.importorskip("nbclient")
     import nbformat
     from nbclient import NotebookClient
@@ -57,6 +61,9 @@ def run_notebook(name, monkeypatch, max_steps=2):
     setup = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert "MAX_STEPS = 0 " in setup.source
     setup.source = setup.source.replace("MAX_STEPS = 0 ", f"MAX_STEPS = {max_steps} ")
+    for command, more in flags:
+        [cell] = [cell for cell in notebook.cells if cell.cell_type == "code" and command in cell.source]
+        cell.source = cell.source.replace(command, f"{command} {more}")
     client = NotebookClient(notebook, timeout=None, kernel_name="python3")
     client.config.KernelManager.transport = "ipc"  # a TCP port may be taken before the kernel listens
     client.execute()
@@ -80,7 +87,12 @@ def test_your_task_runs_from_top_to_bottom(in_folder, monkeypatch):
 @pytest.mark.real_model
 def test_the_laptop_notebook_runs_from_top_to_bottom(in_folder, monkeypatch):
     (in_folder / "models").symlink_to(ROOT / "models")
-    printed = run_notebook("laptop", monkeypatch, max_steps=1)
+    flags = [
+        ("train laptop --preview", "--sampling.max-completion-tokens 8"),
+        ("train sft --preset laptop", "--train.prompts-per-step 8 --train.micro-batch-size 8"),
+        ("train laptop --lora.from", "--train.prompts-per-step 2"),
+    ]
+    printed = run_notebook("laptop", monkeypatch, max_steps=1, flags=flags)
     assert "cannot learn" in printed and "models/SmolLM2-135M-Instruct" in printed
     record = json.loads((in_folder / "outputs" / "laptop_lora" / "run.json").read_text())
     assert record["status"] == "complete" and record["start"]["name"].endswith("sft_lora")
