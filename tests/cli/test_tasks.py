@@ -67,9 +67,13 @@ def test_a_wrong_name_says_how_to_go_on(arguments, fix, capsys):
     assert fix in error and error.count("\n") == 1
 
 
-def test_the_members_are_those_of_the_packages():
+def test_the_members_of_textarena_are_the_games_that_can_be_played():
     assert TASKS["textarena"]["members"].split() == [*GAMES]
-    reasoning_gym = pytest.importorskip("reasoning_gym")
+
+
+@pytest.mark.engines
+def test_the_members_of_reasoning_gym_are_its_data_sets():
+    reasoning_gym = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed: make engines")
     assert {*TASKS["reasoning-gym"]["members"].split()} == {*reasoning_gym.factory.DATASETS} - {*REFUSED}
 
 
