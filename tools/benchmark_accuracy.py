@@ -22,13 +22,14 @@ was not reached.
 import argparse
 import json
 import math
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmark_step import ROOT, SIDES, WORKLOADS, execute
+from benchmark_step import ROOT, SIDES, WORKLOADS, execute, median_and_range
+
+from lora_grpo.files import markdown_table
 
 EVALUATION = {
     "starter": (
@@ -126,10 +127,8 @@ def table(found: dict[str, list[dict[str, float]]], seeds: list[int]) -> str:
     for side in others:
         ratios = {name: [ours[name] / theirs[name] for ours, theirs in zip(found[side], found[first], strict=True)]
                   for name in COLUMNS}  # fmt: skip
-        cells = (f"{statistics.median(each):.2f} ({min(each):.2f}–{max(each):.2f})" for each in ratios.values())
-        rows.append([f"{side} / {first}", "", *cells, ""])
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        rows.append([f"{side} / {first}", "", *map(median_and_range, ratios.values()), ""])
+    return "\n".join(markdown_table(headings, rows))
 
 
 def cell(value: float) -> str:

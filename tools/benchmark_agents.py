@@ -15,13 +15,13 @@ A ratio is the median over the rounds, with their range.
 
 import argparse
 import os
-import statistics
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from benchmark_step import LAPTOP, Step, execute, measure, median
+from benchmark_step import LAPTOP, Step, execute, measure, median, ratio
 from benchmark_turns import TASK
+
+from lora_grpo.files import markdown_table
 
 AGENT = """
 import asyncio, hashlib, os
@@ -78,25 +78,15 @@ def main() -> None:
                 side_command = [*command, "--task", f"{folder}/{task}", "--seed", str(number)]
                 rounds[side].append(measure(side, Path(__file__).parent.parent, *side_command))
 
-    print(f"| | {' | '.join(COLUMNS)} |\n|---" + "|---:" * len(COLUMNS) + "|")
-    for side, rounds_of_side in rounds.items():
-        values = [median([step for steps in rounds_of_side for step in steps[1:]], name) for name in COLUMNS]
-        print(f"| {side} | {' | '.join(f'{value:.2f}' for value in values)} |")
+    after_first = {side: [steps[1:] for steps in rounds_of_side] for side, rounds_of_side in rounds.items()}
+    rows = []
+    for side, rounds_of_side in after_first.items():
+        values = [median([step for steps in rounds_of_side for step in steps], name) for name in COLUMNS]
+        rows.append([side, *(f"{value:.2f}" for value in values)])
     for side, reference in (("agent", "environment"), ("sleeping", "agent")):
-        ratios = [_ratios(rounds[side], rounds[reference], name) for name in COLUMNS]
-        print(f"| {side} / {reference} | {' | '.join(map(_text, ratios))} |")
-
-
-def _ratios(rounds: Sequence[Sequence[Step]], reference_rounds: Sequence[Sequence[Step]], name: str) -> list[float]:
-    """Return the ratio of each round, without the first step of a process."""
-    ratios = []
-    for steps, reference_steps in zip(rounds, reference_rounds, strict=True):
-        ratios.append(median(list(steps[1:]), name) / median(list(reference_steps[1:]), name))
-    return ratios
-
-
-def _text(ratios: Sequence[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        ratios = [ratio(after_first[side], after_first[reference], name) for name in COLUMNS]
+        rows.append([f"{side} / {reference}", *ratios])
+    print("\n".join(markdown_table(["", *COLUMNS], rows)))
 
 
 if __name__ == "__main__":

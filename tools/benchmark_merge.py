@@ -27,7 +27,7 @@ from pathlib import Path
 
 from lora_grpo import starter
 from lora_grpo.cli import run_command
-from lora_grpo.files import atomic
+from lora_grpo.files import atomic, markdown_table
 from lora_grpo.flags import read_flags
 
 RANK = 32
@@ -179,11 +179,14 @@ def compare(folder: Path, rounds: int) -> None:
     largest = SHAPE["vocab_size"] * SHAPE["hidden_size"] * 2 / 1e6
     learned = (adapter / "adapter_model.safetensors").stat().st_size / 1e6
     print(f"base {size:.0f} MB, largest tensor {largest:.0f} MB, adapter {learned:.0f} MB, {rounds} rounds, medians")
-    print("| | peak memory, MB | of PEFT's | seconds | of PEFT's | CPU seconds | of PEFT's |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    headings = ["", "peak memory, MB", "of PEFT's", "seconds", "of PEFT's", "CPU seconds", "of PEFT's"]
+    rows = []
     for name, (memory, *times) in middle.items():
-        cells = [f"{value:.1f} | {value / of_peft:.2f}" for value, of_peft in zip(times, peft[1:], strict=True)]
-        print(f"| {name} | {memory:.0f} | {memory / peft[0]:.2f} | {' | '.join(cells)} |")
+        row = [name, f"{memory:.0f}", f"{memory / peft[0]:.2f}"]
+        for value, of_peft in zip(times, peft[1:], strict=True):
+            row += [f"{value:.1f}", f"{value / of_peft:.2f}"]
+        rows.append(row)
+    print("\n".join(markdown_table(headings, rows)))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import sandbox
-from lora_grpo.files import json_files
+from lora_grpo.files import json_files, markdown_table
 from lora_grpo.flags import read_flags
 from lora_grpo.sandbox import Program, Settings
 
@@ -152,12 +152,12 @@ def endless(options: Options, workers: int) -> tuple[float, float]:
 def table(speeds: dict[str, list[float]], counts: dict[str, int]) -> str:
     """Format the medians as a Markdown table."""
     medians = {name: statistics.median(values) for name, values in speeds.items()}
-    lines = ["| grader | programs | programs/s | range | sandbox is |", "| --- | ---: | ---: | ---: | ---: |"]
+    rows = []
     for name, values in speeds.items():
         times = f"{medians['sandbox'] / medians[name]:.1f} × as fast" if name != "sandbox" else ""
         spread = f"{min(values):.1f}–{max(values):.1f}"
-        lines.append(f"| {name} | {counts[name]} | {medians[name]:.1f} | {spread} | {times} |")
-    return "\n".join(lines)
+        rows.append([name, str(counts[name]), f"{medians[name]:.1f}", spread, times])
+    return "\n".join(markdown_table(["grader", "programs", "programs/s", "range", "sandbox is"], rows))
 
 
 if __name__ == "__main__":

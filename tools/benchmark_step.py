@@ -159,19 +159,21 @@ def outcome(steps: list[Step]) -> str:
 
 def table(workload: str, rounds: dict[str, list[list[Step]]]) -> str:
     """Return a Markdown table of one workload, with a row for each pair of sides in RATIOS."""
+    from lora_grpo.files import markdown_table  # the tree of `before` may have none
+
     after_first = {side: [steps[1:] for steps in of_side] for side, of_side in rounds.items()}
     rewards = {side: [step["reward"] for steps in each for step in steps] for side, each in after_first.items()}
-    lines = [f"\n| {workload} | {' | '.join(COLUMNS.values())} | reward |", "|---" + "|---:" * (len(COLUMNS) + 1) + "|"]
+    rows = []
     for side, of_side in after_first.items():
         values = {name: median([step for steps in of_side for step in steps], name) for name in COLUMNS}
         cells = (f"{value:,.{0 if name == 'tokens' else 2}f}" for name, value in values.items())
-        lines.append(f"| {side} | {' | '.join(cells)} | {mean(rewards[side])} |")
+        rows.append([side, *cells, mean(rewards[side])])
     for side, other in RATIOS:
         if side in after_first and other in after_first:
             cells = (ratio(after_first[side], after_first[other], name) for name in COLUMNS)
             differences = [ours - theirs for ours, theirs in zip(rewards[side], rewards[other], strict=True)]
-            lines.append(f"| {side} / {other} | {' | '.join(cells)} | {mean(differences, '+')} |")
-    return "\n".join(lines) + "\n"
+            rows.append([f"{side} / {other}", *cells, mean(differences, "+")])
+    return "\n".join(["", *markdown_table([workload, *COLUMNS.values(), "reward"], rows)])
 
 
 def mean(values: list[float], sign: str = "") -> str:
@@ -185,8 +187,11 @@ def ratio(ours: list[list[Step]], theirs: list[list[Step]], name: str) -> str:
     below = [median(steps, name) for steps in theirs]
     if not all(below):
         return ""
-    rounds = [median(steps, name) / value for steps, value in zip(ours, below, strict=True)]
-    return f"{statistics.median(rounds):.2f} ({min(rounds):.2f}–{max(rounds):.2f})"
+    return median_and_range([median(steps, name) / value for steps, value in zip(ours, below, strict=True)])
+
+
+def median_and_range(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
 
 
 def child(side: str, file: str, recipe: str, *flags: str) -> None:

@@ -13,12 +13,12 @@ last row therefore divides each ratio by that of `tokens`, which pass through th
 
 import argparse
 import os
-import statistics
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
-from benchmark_step import LAPTOP, Step, execute, measure, median
+from benchmark_step import LAPTOP, Step, execute, measure, median, median_and_range
+
+from lora_grpo.files import markdown_table
 
 TASK = """
 import hashlib, os
@@ -69,24 +69,23 @@ def main() -> None:
             for side in list(sides) if number % 2 == 0 else reversed(sides):
                 os.environ["BENCHMARK_TURNS"] = str(sides[side])
                 rounds[side].append(measure(side, Path(__file__).parent.parent, *command, "--seed", str(number)))
-    print(f"| | {' | '.join(COLUMNS)} |\n|---" + "|---:" * len(COLUMNS) + "|")
+    rows = []
     for side, of_side in rounds.items():
         values = [median([step for steps in of_side for step in steps[1:]], name) for name in COLUMNS]
-        print(f"| {side} | {' | '.join(f'{value:.2f}' for value in values)} |")
+        rows.append([side, *(f"{value:.2f}" for value in values)])
     pairs = [(turns[1:], single[1:]) for turns, single in zip(rounds["turns"], rounds["single"], strict=True)]
 
     def ratios(name: str) -> list[float]:
         times = 1 if name == "peak_gib" else arguments.turns
         return [median(turns, name) / (times * median(single, name)) for turns, single in pairs]
 
-    def text(values: Iterable[float]) -> str:
-        found = [*values]
-        return f"{statistics.median(found):.2f} ({min(found):.2f}–{max(found):.2f})"
-
-    print(f"| turns / ({arguments.turns} x single) | {' | '.join(text(ratios(name)) for name in COLUMNS)} |")
-    tokens = ratios("tokens")
-    each = [text(ratio / more for ratio, more in zip(ratios(name), tokens, strict=True)) for name in TIMES]
-    print(f"| of the same tokens | {' | '.join(each)} | | |")
+    rows.append([f"turns / ({arguments.turns} x single)", *(median_and_range(ratios(name)) for name in COLUMNS)])
+    more_tokens = ratios("tokens")
+    each = []
+    for name in TIMES:
+        each.append(median_and_range([ratio / more for ratio, more in zip(ratios(name), more_tokens, strict=True)]))
+    rows.append(["of the same tokens", *each, "", ""])
+    print("\n".join(markdown_table(["", *COLUMNS], rows)))
 
 
 if __name__ == "__main__":

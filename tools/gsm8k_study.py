@@ -45,7 +45,7 @@ from lora_grpo.evaluation import percent
 from lora_grpo.evaluation.comparison import Comparison, compare, p_text
 from lora_grpo.evaluation.measurement import metrics
 from lora_grpo.evaluation.pass_at_k import holm
-from lora_grpo.files import atomic, json_files, lock
+from lora_grpo.files import atomic, json_files, lock, markdown_table
 from lora_grpo.runs import read_metrics, read_record
 from lora_grpo.tasks import get_task
 
@@ -404,8 +404,7 @@ def main() -> None:
     os.chdir(ROOT)  # where the recipes look for the laptop model
     study.begin()
     headings, *rows = TABLES[options.table](study)
-    lines = [headings, ["---"] * len(headings), *rows]
-    print("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    print("\n".join(markdown_table(headings, rows)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from measure_settings import read_json, read_lines, show
+from measure_settings import read_json, read_lines, table
 from results import ROOT, evaluate_once, run_once
 
 from lora_grpo.evaluation import percent
@@ -88,10 +88,7 @@ def main() -> None:
             evaluate(run, arguments.recipe, seed, arguments.evaluations)
             lines.append({"run": name, "seed": seed, **columns_of(run), **comparisons(run, seed)})
 
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for line in lines:
-        print(f"| {' | '.join(show(line.get(name, '')) for name in columns)} |")
+    print(table(lines))
 
 
 def laptop_preset_of(recipe: str) -> dict[str, Any]:

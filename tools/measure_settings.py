@@ -24,8 +24,11 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmark_step import ROOT, environment
+
+from lora_grpo.files import markdown_table
 
 LAST = 5
 """Number of steps to average over, also for the first ones."""
@@ -105,10 +108,7 @@ def main() -> None:
         for name in arguments.runs
     }
     wanted = [found[name, seed] for name in arguments.runs for seed in arguments.seeds]
-    columns = list(dict.fromkeys(name for line in wanted for name in line))
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for line in wanted:
-        print(f"| {' | '.join(show(line.get(name)) for name in columns)} |")
+    print(table(wanted))
 
 
 def measure(name: str, seed: int, folder: Path) -> dict[str, float]:
@@ -175,6 +175,13 @@ def mixed(group: list[dict], number: int) -> float:
 
 def mean(values: list) -> float:
     return statistics.fmean(values) if values else math.nan
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return a Markdown table with a row for each line and a column for each name in one of them."""
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    rows = [[show(line.get(name, "")) for name in columns] for line in lines]
+    return "\n".join(markdown_table(columns, rows))
 
 
 def show(value: object) -> str:
