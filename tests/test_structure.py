@@ -1,6 +1,7 @@
 """How the house is built: who may import whom, what stays unloaded, what files may be called."""
 
 import ast
+import functools
 import re
 import tomllib
 
@@ -166,6 +167,15 @@ def test_no_module_loads_a_heavy_package_when_it_is_imported():
     assert result.stdout == "all of them\n"
 
 
+MISTAKES = (["--sead", "1"], ["--train.micro-batch-size", "7"], ["--model.name", "./missing"], ["--grpo", "seed=1"])
+
+
+@functools.cache
+def help_and_mistakes(recipe):
+    """Run a recipe for its help, and with each mistake, in one interpreter."""
+    return run_recipe(recipe, ["--help-all"], *MISTAKES)
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 def test_help_all_loads_nothing_heavy_and_names_every_setting(recipe):
     from helpers.flags import flag_names
@@ -173,22 +183,19 @@ def test_help_all_loads_nothing_heavy_and_names_every_setting(recipe):
     from lora_grpo.config import UNUSED_BY_SFT
     from lora_grpo.flags import flag
 
-    result = run_recipe(recipe, ["--help-all"])
-    assert result.stdout.splitlines()[-1] == "loaded [] code 0"
+    printed, loaded, _ = help_and_mistakes(recipe).stdout.partition("\nloaded [] code 0\n")
+    assert loaded
     for section in ("model", "lora", "data", "sampling", "train", "eval"):
-        assert f"--{section}." in result.stdout
+        assert f"--{section}." in printed
     unused = {flag(name) for name in UNUSED_BY_SFT} if recipe.stem == "sft_lora" else set()
-    assert set(flag_names()) - set(re.findall(r"--[\w.-]+", result.stdout)) == unused
-    assert ast.get_docstring(ast.parse(recipe.read_text())).split("\n")[0] in result.stdout
-
-
-MISTAKES = (["--sead", "1"], ["--train.micro-batch-size", "7"], ["--model.name", "./missing"], ["--grpo", "seed=1"])
+    assert set(flag_names()) - set(re.findall(r"--[\w.-]+", printed)) == unused
+    assert ast.get_docstring(ast.parse(recipe.read_text())).split("\n")[0] in printed
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 def test_a_wrong_argument_is_refused_before_anything_heavy_is_loaded(recipe):
-    result = run_recipe(recipe, *MISTAKES)
-    assert result.stdout == "loaded [] code 2\n" * len(MISTAKES)
+    result = help_and_mistakes(recipe)
+    assert result.stdout.endswith("\nloaded [] code 0\n" + "loaded [] code 2\n" * len(MISTAKES))
     assert [line[:7] for line in result.stderr.splitlines()] == ["error: "] * len(MISTAKES)
 
 
