@@ -28,6 +28,7 @@ from lora_grpo.monitoring.step_metrics import (
     TEACHER_DISAGREEMENT,
     TEACHER_KL,
     StepMetrics,
+    clock,
     conversation_metrics,
 )
 from lora_grpo.monitoring.time_budget import TimeBudget

@@ -21,6 +21,18 @@ TEACHER_DISAGREEMENT = "teacher/disagreement"
 """Fraction of the sampled tokens that the teacher finds less than half as probable as the model does."""
 
 
+def clock() -> float:
+    """Return the seconds of a monotonic clock when the GPU, if there is one, has done all that it was given.
+
+    PyTorch only hands work to a GPU, and goes on. Without waiting, a pass would take the time of the work before it.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 class StepMetrics:
     """Collects values of a step. The trainer logs the mean of each metric, and clears them.
 

@@ -13,7 +13,6 @@ import functools
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -38,6 +37,7 @@ from lora_grpo.monitoring import (
     TEACHER_DISAGREEMENT,
     TEACHER_KL,
     StepMetrics,
+    clock,
     completion_lines,
     conversation_metrics,
     write_completions,
@@ -323,10 +323,10 @@ class FastGRPOTrainer(GRPOTrainer):
 
     def _read_as_teacher(self, teacher: TeacherPass, inputs: Mapping[str, Any], predecessors: Any) -> TeacherScores:
         """Return what the teacher says about the completions of a micro-batch, and measure its memory and time."""
-        started = time.perf_counter()
+        started = clock()
         with self.step_metrics.peaks.phase("teacher", then="loss"):
             scores = teacher.read(inputs, predecessors)
-        self._teacher_seconds += time.perf_counter() - started
+        self._teacher_seconds += clock() - started
         return scores
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:

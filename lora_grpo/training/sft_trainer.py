@@ -1,11 +1,10 @@
 """TRL's SFTTrainer for a run. This module imports TRL, so it is imported when a trainer is built."""
 
-import time
 from typing import Any
 
 from trl import SFTTrainer
 
-from lora_grpo.monitoring import StepMetrics
+from lora_grpo.monitoring import StepMetrics, clock
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.training import trl_compat
 
@@ -28,9 +27,9 @@ class RecipeSFTTrainer(AtomicCheckpoints, SFTTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Measure a micro-batch."""
-        started = time.perf_counter()
+        started = clock()
         loss = super().training_step(*args, **kwargs)
-        self._step_seconds += time.perf_counter() - started
+        self._step_seconds += clock() - started
         return loss
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,11 @@
 """Metrics of a step that TRL does not log, from values that a trainer hands over."""
 
-import pytest
+import time
 
-from lora_grpo.monitoring import StepMetrics
+import pytest
+import torch
+
+from lora_grpo.monitoring import StepMetrics, clock
 
 
 def step(**values):
@@ -35,3 +38,19 @@ def test_an_estimate_is_that_of_its_own_step():
     values.clear()  # as the trainer does after a step
     metrics.complete()  # a step that uses the same rollouts
     assert "entropy" not in values
+
+
+def test_a_time_is_read_when_the_gpu_has_done_its_work(monkeypatch):
+    work_left = [0.05]  # seconds that a GPU still needs
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: time.sleep(work_left.pop()))
+    started = time.perf_counter()
+    assert clock() - started >= 0.05
+    assert work_left == []
+
+
+def test_a_machine_without_a_gpu_does_not_wait(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delattr(torch.cuda, "synchronize")
+    assert clock() <= clock()
