@@ -23,6 +23,7 @@ from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
 from lora_grpo.memory import Plan, RowLengths, complete_plan, draft_plan, engine_line, make_plan, show_plan, summary
 from lora_grpo.models import (
+    Teacher,
     check_teacher_tokenizer,
     find_teacher,
     keep_start,
@@ -111,13 +112,15 @@ def train_run(
 
     # Plan with the lengths of the rows.
     tokenizer = load_tokenizer(config, resumed=is_resumed)
-    _check_teacher(config, tokenizer, resumed=is_resumed)
+    teacher = _checked_teacher(config, tokenizer, resumed=is_resumed)
     data = fit_data(data, tokenizer, config)
     config, plan = complete_plan(draft, data.row_lengths)
     console.note("\n".join(summary(plan)))
     plan.check_disk()
     run.resolve(config, plan.record())
 
+    if teacher and teacher.base:  # downloaded before the GPU holds the model
+        model_files.locate(teacher.base.name, teacher.base.revision)
     train_and_evaluate(run, data, callbacks, resources)
     return run
 
@@ -171,18 +174,23 @@ def _prepare_without_folder(config: RunConfig, invocation: Invocation) -> _Prepa
     draft = _draft(config, invocation)
     data = load_data(draft.config)
     tokenizer = load_tokenizer(draft.config, dry_run=invocation.dry_run, resumed=is_resumed)
-    _check_teacher(draft.config, tokenizer, resumed=is_resumed)
+    _checked_teacher(draft.config, tokenizer, resumed=is_resumed)
     data = fit_data(data, tokenizer, draft.config)
     config, plan = complete_plan(draft, data.row_lengths)
     return _Prepared(config, plan, data, tokenizer)
 
 
-def _check_teacher(config: RunConfig, tokenizer: Any, *, resumed: bool) -> None:
-    """Raise a UserError if the run's teacher has another tokenizer than the model, or TRL lacks its loss."""
+def _checked_teacher(config: RunConfig, tokenizer: Any, *, resumed: bool) -> Teacher | None:
+    """Return the run's teacher; None without one.
+
+    Raises:
+        UserError: it has another tokenizer than the model, or TRL lacks its loss.
+    """
     check_teacher_loss(config.teacher)
     teacher = find_teacher(config, resumed=resumed)
     if teacher:
         check_teacher_tokenizer(teacher, tokenizer)
+    return teacher
 
 
 def _draft(config: RunConfig, invocation: Invocation) -> Plan:
@@ -210,9 +218,6 @@ def train_and_evaluate(
     config = run.config
     check_server(config)
     agents.keep_logs_in(run.folder)
-    teacher = find_teacher(config, resumed=run.is_resumed)
-    if teacher and teacher.base:  # downloaded before the GPU holds the model
-        model_files.locate(teacher.base.name, teacher.base.revision)
     policy = load_policy(config, resumed=run.is_resumed)
     train_rows, validation_rows = split_validation(data.train, config)
     sampler = build_sampler(policy, config)
