@@ -267,14 +267,14 @@ def train(model, tokenizer, rows: list[dict], steps: int, generator: torch.Gener
         loss = grpo_loss(completion_logprobs(model, rollouts), rollouts, advantages_R)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(
-            parameters, MAX_GRADIENT_NORM
-        )  # scales the whole gradient down; not the clip of the loss
+        # Not the clip of the loss: a gradient that is too long is scaled down as a whole.
+        nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         optimizer.step()
 
-        flat_groups = (rewards_R.view(-1, GROUP_SIZE).std(dim=1) == 0).float().mean()
+        # Groups whose rewards are all equal have no gradient.
+        flat_fraction = (rewards_R.view(-1, GROUP_SIZE).std(dim=1) == 0).float().mean()
         print(
-            f"step {step:3}   reward {rewards_R.mean():.2f}   groups without a gradient {flat_groups:.0%}   "
+            f"step {step:3}   reward {rewards_R.mean():.2f}   groups without a gradient {flat_fraction:.0%}   "
             f"tokens per completion {rollouts.completion_mask_RT.sum() / len(group_rows):.1f}",
             flush=True,
         )

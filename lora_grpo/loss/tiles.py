@@ -1,7 +1,8 @@
-"""Logits in tiles of 2048 tokens x 8192 vocabulary entries: whether a model allows them, and one micro-batch at a time.
+"""Logits in tiles of tokens and vocabulary entries: whether a model allows them, and one micro-batch at a time.
 
-The tiles are TRL's own, in plain PyTorch. The logits of the whole vocabulary never exist, which saves most of the
-memory of the loss.
+The tiles are TRL's own: 2048 tokens x 8192 entries in TRL 1.14, and in TRL 1.16 4096 x 32,768, or `CPU_TILE` of
+`training/trl_compat.py` on a CPU. The logits of the whole vocabulary never exist, which saves most of the memory of the
+loss.
 """
 
 from __future__ import annotations

@@ -198,7 +198,8 @@ def _base_settings(name: str, revision: str | None, config: RunConfig, *, resume
 
 def _same_model(name: str, other: str) -> bool:
     """Return whether two names stand for the same folder or Hub id, or for folders with the same model."""
-    folder, other_folder = Path(model_files.source(name)), Path(model_files.source(other))
+    folder = Path(model_files.source(name))
+    other_folder = Path(model_files.source(other))
     if not (folder.is_dir() and other_folder.is_dir()):
         return folder == other_folder
     if folder.resolve() == other_folder.resolve():

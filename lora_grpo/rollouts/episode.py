@@ -57,7 +57,7 @@ class Episode:
     turns: int = 0
     """Number of turns that the model has taken."""
     ended_by: str | None = None
-    """`reply`, `limit` or `budget`; None until the episode is over."""
+    """`reply`, `limit`, `budget` or `failure`, see above; None until the episode is over."""
     truncated: bool = False
     """Whether the last turn was cut."""
     asked_next_question: bool = False

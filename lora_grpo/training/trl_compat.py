@@ -451,10 +451,7 @@ def compare_fused_head(model: Any, ids: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class TrlTiles:
-    """TRL's logits in tiles, in plain PyTorch on a CPU.
-
-    As an argument of TRL 1.14, `use_liger_kernel` asks for a package that tiles do not use.
-    """
+    """TRL's logits in tiles, in plain PyTorch on a CPU."""
 
     trainer: Any
     score: Score
@@ -484,7 +481,8 @@ class TrlTiles:
     def _score_in_tiles(self, *args: Any, **kwargs: Any) -> Any:
         """Score with TRL 1.14's switch for tiles on.
 
-        It is off otherwise, because only one of the model and its teacher may have tiles.
+        It is off otherwise, because only one of the model and its teacher may have tiles. It is not set as an argument
+        of the trainer, which would ask for the package liger-kernel, although tiles do not use it.
         """
         self.trainer.use_liger_kernel = True
         try:
