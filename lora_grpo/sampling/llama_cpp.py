@@ -19,7 +19,7 @@ from lora_grpo.sampling.streams import by_prompt, in_threads
 _SLOTS = 8
 """Number of completions that are decoded at once."""
 _TEMPLATE_TOKENS = 1024
-"""More tokens than any chat template adds to the messages of a row."""
+"""More tokens than any chat template adds to the messages and tools of a row."""
 _ONLY_TEMPERATURE_AND_TOP_P = {"samplers": ["temperature", "top_p"], "mirostat": 0}
 """Turns off all other samplers of llama.cpp: penalties, DRY, XTC, top-k, min-p, typical-p, and what a GGUF's metadata
 set. The temperature comes first, as in `token_selection.select_tokens`. By default, llama.cpp applies top-p first."""
@@ -83,8 +83,7 @@ class GgufSampler(Sampler):
     adds_bos = True
 
     def __init__(self, model: GgufModel, rows: Sequence[Row], max_tokens: int) -> None:
-        # A token has at least one byte.
-        longest_prompt = max(sum(len(message["content"].encode()) for message in row["prompt"]) for row in rows)
+        longest_prompt = max(_most_prompt_tokens(row) for row in rows)
         slot_tokens = longest_prompt + _TEMPLATE_TOKENS + max_tokens
         if model.context_tokens:
             slot_tokens = min(slot_tokens, model.context_tokens)
@@ -138,3 +137,13 @@ class GgufSampler(Sampler):
     def close(self) -> None:
         """End the server."""
         self._server.close()
+
+
+def _most_prompt_tokens(row: Row) -> int:
+    """Return a number of tokens that the prompt of a row does not exceed, apart from what the template adds to it."""
+    # A token has at least one byte.
+    messages = json.dumps(row["prompt"], ensure_ascii=False)
+    tools = json.dumps(row.get("tools") or [], ensure_ascii=False)
+    num_bytes = len(messages.encode(errors="replace")) + len(tools.encode(errors="replace"))
+    agent_tokens: int = row.get("prompt_tokens", 0)  # an agent makes its own prompts
+    return max(num_bytes, agent_tokens)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from helpers.gguf_files import write_header
@@ -140,6 +141,28 @@ def test_a_server_ends_with_its_sampler(llama, file):
     assert sample.truncated and len(sample.token_ids) == 4
     sampler.close()
     assert process.poll() is not None
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": f"tool_{number}", "description": "a tool " * 20, "parameters": {}}}
+    for number in range(20)
+]
+
+
+@pytest.mark.parametrize(
+    ("entries", "tokens"),
+    [({"tools": TOOLS}, len(json.dumps(TOOLS))), ({"prompt_tokens": 3000}, 3000)],
+    ids=["tools", "the prompts of an agent"],
+)
+def test_the_server_has_room_for_what_is_in_a_prompt_besides_the_question(llama, file, entries, tokens):
+    log = llama("well")
+    row = {"prompt": [{"role": "user", "content": "hi"}], **entries}
+    sampler = GgufSampler(replace(read_gguf(file), context_tokens=None), [row], max_tokens=4)
+    list(sampler.stream(["hi"], SamplingParams(1, 0.0, 1.0, 4), [0]))
+    sampler.close()
+    [(_, _, flags)] = asked(log)
+    slot_tokens = int(flags["--ctx-size"]) // int(flags["--parallel"])
+    assert slot_tokens >= tokens + 4
 
 
 def test_files_that_are_no_whole_model_are_refused(llama, file, tmp_path):
