@@ -8,6 +8,7 @@ a command, add an entry to `VERBS` and, if it has one, a script.
 """
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import sys
@@ -302,6 +303,19 @@ def command(verb: str, *arguments: object) -> str:
     else:
         words = [*_python(), f"scripts/{verb.replace('-', '_')}.py"]
     return shlex.join([*words, *map(str, arguments)])
+
+
+def install_command(requirement: str) -> str:
+    """Return the command line that adds a package to the environment of this process.
+
+    uv makes environments without pip; the pip on the PATH would install for another Python.
+
+    Args:
+        requirement: such as `wandb`, or `lora-grpo[tasks]` for an extra of this package.
+    """
+    if importlib.util.find_spec("pip"):
+        return shlex.join(["pip", "install", requirement])
+    return shlex.join(["uv", "pip", "install", "--python", sys.executable, requirement])
 
 
 def _python() -> list[str]:

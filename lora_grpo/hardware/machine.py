@@ -8,6 +8,7 @@ from typing import Literal
 
 import psutil
 
+from lora_grpo.commands import install_command
 from lora_grpo.config import RunConfig, parse_grpo_overrides, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus
@@ -133,8 +134,8 @@ def check_vllm_quantizes() -> None:
     version = vllm_version()
     if version and version >= (0, 28) and not importlib.util.find_spec("vllm_bnb_plugin"):
         raise UserError(
-            f"vLLM {version[0]}.{version[1]} needs the package vllm-bnb-plugin for a model in 4 bits; run `pip install "
-            "vllm-bnb-plugin`, or select the transformers backend"
+            f"vLLM {version[0]}.{version[1]} needs the package vllm-bnb-plugin for a model in 4 bits; run "
+            f"`{install_command('vllm-bnb-plugin')}`, or select the transformers backend"
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import console, distributed
+from lora_grpo.commands import install_command
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic
@@ -142,8 +143,8 @@ def check_engines(config: RunConfig) -> None:
 
 def _not_installed(flag: str, value: str, extra: str) -> UserError:
     return UserError(
-        f"{flag} {value} needs a package that is not installed; run `pip install 'lora-grpo[{extra}]'` (on a CPU: "
-        f"`make engines`), or pass {flag} auto"
+        f"{flag} {value} needs a package that is not installed; run `{install_command(f'lora-grpo[{extra}]')}` (on a "
+        f"CPU: `make engines`), or pass {flag} auto"
     )
 
 

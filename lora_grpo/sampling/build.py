@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import console
+from lora_grpo.commands import install_command
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.grading import Row
@@ -87,7 +88,8 @@ def choose_backend(requested: str) -> str:
         return "vllm" if can_use_vllm else "transformers"
     if requested == "vllm" and not vllm_available():
         raise UserError(
-            f"--backend vllm needs vllm; run `pip install 'lora-grpo[{vllm_extra()}]'` (on a CPU: `make engines`)"
+            f"--backend vllm needs vllm; run `{install_command(f'lora-grpo[{vllm_extra()}]')}` (on a CPU: "
+            "`make engines`)"
         )
     return requested
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lora_grpo import sandbox
+from lora_grpo.commands import install_command
 from lora_grpo.errors import RunError, UserError, first_line
 
 
@@ -122,7 +123,7 @@ def server_program(path: Path) -> list[str]:
         # As a script, without this package, which would take seconds to import.
         return [sys.executable, "-P", str(Path(__file__).with_name("xllamacpp_server.py"))]
     raise UserError(
-        f"{path} needs llama.cpp, which is not installed; run `pip install 'lora-grpo[llama-cpp]'`, or put its "
+        f"{path} needs llama.cpp, which is not installed; run `{install_command('lora-grpo[llama-cpp]')}`, or put its "
         "llama-server on the PATH"
     )
 

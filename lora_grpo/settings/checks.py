@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from lora_grpo.commands import command
+from lora_grpo.commands import command, install_command
 from lora_grpo.config import RunConfig, TeacherConfig, batch_shape, field_of_micro_batches, parse_grpo_overrides
 from lora_grpo.data import check_tasks, columns_of
 from lora_grpo.errors import UserError
@@ -87,7 +87,7 @@ def _check_sampling(config: RunConfig) -> None:
 def _check_training(config: RunConfig) -> None:
     for tracker in config.train.report_to:
         if importlib.util.find_spec(tracker) is None:
-            raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")
+            raise UserError(f"--train.report-to {tracker} needs that package; run `{install_command(tracker)}`")
     overrides = parse_grpo_overrides(config.grpo)
     if overrides.get("off_policy_mask_threshold") is not None and config.sampling.top_p < 1:
         raise UserError(

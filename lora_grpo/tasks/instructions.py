@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lora_grpo.commands import install_command
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.grading import CheckError, Row, Verdict
 from lora_grpo.prompts import thoughts
@@ -100,7 +101,7 @@ def make_task(name: str) -> Instructions:
         UserError: if-verifiable is not installed.
     """
     if importlib.util.find_spec("if_verifiable") is None:
-        raise UserError(f"{name} needs the package if-verifiable; run `pip install 'lora-grpo[tasks]'`")
+        raise UserError(f"{name} needs the package if-verifiable; run `{install_command('lora-grpo[tasks]')}`")
     return Instructions(name)
 
 

@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lora_grpo.commands import install_command
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.grading import Row, Verdict, find_answers
 from lora_grpo.prompts import DEFAULT_STYLE, thoughts, write_completion
@@ -219,7 +220,8 @@ def _library() -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise UserError(f"reasoning-gym is not installed ({error}); run `pip install 'lora-grpo[tasks]'`") from None
+        fix = f"run `{install_command('lora-grpo[tasks]')}`"
+        raise UserError(f"reasoning-gym is not installed ({error}); {fix}") from None
     return reasoning_gym.factory
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lora_grpo.commands import install_command
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.grading import Row
 from lora_grpo.tasks.task_file import TaskFile, task_of_module
@@ -103,7 +104,8 @@ def make_task(name: str) -> TaskFile:
     try:
         import textarena
     except ImportError as error:
-        raise UserError(f"{name} needs TextArena ({error}); run `pip install 'lora-grpo[tasks]'`") from None
+        fix = f"run `{install_command('lora-grpo[tasks]')}`"
+        raise UserError(f"{name} needs TextArena ({error}); {fix}") from None
     variants = [variant for variant in textarena.envs.registration.ENV_REGISTRY if variant.startswith(GAMES)]
     if game not in variants:
         raise UserError(f"no game {game!r}; {suggestion(game, variants)}")

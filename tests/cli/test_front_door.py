@@ -180,6 +180,13 @@ def test_commands_of_the_python_api_are_those_of_lora_grpo(monkeypatch):
         assert commands.own_command() == ["lora_grpo.train"]
 
 
+def test_the_command_that_installs_a_package_is_that_of_the_environment(monkeypatch):
+    for has_pip, program in ((True, "pip install"), (False, f"uv pip install --python {sys.executable}")):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, found=has_pip: found or None)
+        assert commands.install_command("wandb") == f"{program} wandb"
+        assert commands.install_command("lora-grpo[tasks]") == f"{program} 'lora-grpo[tasks]'"
+
+
 @pytest.mark.parametrize("name", [name for name, verb in commands.VERBS.items() if verb.room])
 def test_every_command_has_its_options_and_its_function(name):
     verb = commands.VERBS[name]
