@@ -141,7 +141,11 @@ def loading(description: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # missing and damaged files, wrong values and too little memory raise many types
+        from safetensors import SafetensorError
+
         fix = ""
+        if isinstance(error, SafetensorError):
+            fix = "; its weights are incomplete: download it again, or run `git lfs pull` in a clone of it"
         if "python -m bitsandbytes" in str(error):  # a missing CUDA library, which is only reported on use
             fix = "; run `python -m bitsandbytes`, or load 16 bits"
         raise UserError(f"{description} cannot be loaded: {first_line(error)}{fix}") from error

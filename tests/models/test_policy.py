@@ -44,6 +44,19 @@ def test_a_target_without_a_module_and_a_damaged_adapter_are_errors(tmp_path):
         load_adapter(policy.model, tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["half", "pointer"])
+def test_weights_that_are_not_all_there_are_one_line(kind, tmp_path):
+    """A download that was interrupted, and a clone without Git LFS, whose files name their content."""
+    folder = make_model(tmp_path / "base", CONFIGS["qwen3"])
+    path = folder / "model.safetensors"
+    weights = path.read_bytes()
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 1000\n"
+    path.write_bytes(weights[: len(weights) // 2] if kind == "half" else pointer)
+    with pytest.raises(UserError, match=r"base cannot be loaded: .*download it again, or run `git lfs pull`") as error:
+        load_base(ModelConfig(name=str(folder), bits=16))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen3"])
 def test_the_scores_of_attention_are_capped_if_the_configuration_says_so(name, tmp_path):
     """transformers 5.17 leaves the cap out with its default implementation, sdpa."""
