@@ -1,5 +1,6 @@
 """`lora-grpo` and its commands, which the scripts also run. The table of commands is `commands.VERBS`."""
 
+import dataclasses
 import importlib
 import re
 import runpy
@@ -12,6 +13,7 @@ from typing import Any, NoReturn, TextIO
 from lora_grpo import __version__
 from lora_grpo.cli.main import run_command
 from lora_grpo.commands import RECIPES, VERBS, Start, recipe_file, started
+from lora_grpo.config import Invocation
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.flags import read_flags
 
@@ -117,6 +119,9 @@ def run_verb(name: str) -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:
+    actions = [field.name.replace("_", "-") for field in dataclasses.fields(Invocation)]
+    if name in actions:
+        raise UserError(f"{name} is a flag of `lora-grpo train`: pass --{name} after the recipe or the task file")
     if name not in VERBS:
         raise UserError(f"unknown command {name!r}; {suggestion(name, VERBS)}")
     verb = VERBS[name]

@@ -16,7 +16,7 @@ from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
 from lora_grpo.merging import MADE_FROM, REPORT, merged_model, source_adapter
-from lora_grpo.models import ADAPTER_CONFIG, choose_adapter
+from lora_grpo.models import ADAPTER_CONFIG, choose_adapter, model_files
 from lora_grpo.runs import read_record, system_prompt
 
 
@@ -44,8 +44,11 @@ class ExportOptions:
 def export(options: ExportOptions) -> tuple[Path, ...]:
     """Export a run or a model, and return the path of each file. Tells how to use them."""
     folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
+    expected = f"a run, or a model from {command('merge')}"
+    if not folder.exists():
+        raise UserError(model_files.missing_folder(str(options.source), expected))
     if not folder.is_dir():
-        raise UserError(f"{options.source} is not a folder; pass a run, or a model from {command('merge')}")
+        raise UserError(f"{options.source} is not a folder; give {expected}")
     if options.output_dir and options.output_dir.suffix == ".gguf":
         raise UserError(f"--output-dir {options.output_dir} is the name of a file; pass a folder")
     folder = merged_model(folder, read_model).resolve()

@@ -9,7 +9,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, file_tensors, json_files, model_tensors
 from lora_grpo.hub.private_paths import strings, without_path_settings
 from lora_grpo.hub.uploads import CARD, KINDS, UploadFile, matches
-from lora_grpo.models import ADAPTER_CONFIG, holds_adapter, peft_folder
+from lora_grpo.models import ADAPTER_CONFIG, holds_adapter, model_files, peft_folder
 from lora_grpo.sampling import read_header
 
 _SETTINGS = ("*config.json",)
@@ -22,8 +22,11 @@ def find_model(source: str, kind: str | None) -> tuple[Path, str]:
     If `kind` is None, it is the adapter of a run, or the kind of model in the folder.
     """
     folder = Path(source).expanduser()
+    expected = "a run, or the folder of an adapter, a merged model or GGUFs"
+    if source and not folder.exists():
+        raise UserError(model_files.missing_folder(source, expected))
     if not source or not folder.is_dir():
-        raise UserError(f"{source!r} is not a folder; give a run, or the folder of an adapter, a merged model or GGUFs")
+        raise UserError(f"{source!r} is not a folder; give {expected}")
     if (folder / "run.json").is_file():
         kind = kind or "adapter"
         folder = folder / kind

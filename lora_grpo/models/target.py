@@ -301,6 +301,8 @@ def choose_adapter(name: str, what: str | None) -> str:
     """Return the path of a run's `best` folder if `--what` is `best`, else the name unchanged."""
     if what != BEST:
         return name
+    if _is_missing_folder(name):
+        raise UserError(model_files.missing_folder(name, "a run"))
     folder = Path(name).expanduser() / BEST
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"--what best needs {folder}, which does not exist: no validation pass beat the run's start")

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from lora_grpo import __version__
 from lora_grpo.config import RunConfig
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import json_files, lock
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
@@ -75,10 +75,16 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Read the run.json in the folder of a run, or raise a UserError if it does not match `RunRecord`."""
     path = folder / "run.json"
     if not path.is_file():
-        raise UserError(f"{path} does not exist; give the folder of a run")
+        raise UserError(f"{path} does not exist; {similar_run(folder, otherwise='give the folder of a run')}")
     record = json_files.read_object(path)
     json_files.validated(record, RunRecord, f"{path} is not a valid run.json", "restore it from a copy")
     return record
+
+
+def similar_run(folder: Path, otherwise: str) -> str:
+    """Return what may be meant by a folder that has no run: "did you mean 'gsm8k_lora'?", else `otherwise`."""
+    runs = [path.parent.name for path in folder.parent.glob("*/run.json")]
+    return suggestion(folder.name, runs, otherwise=otherwise)
 
 
 def planned_settings(record: Mapping[str, Any]) -> list[str]:

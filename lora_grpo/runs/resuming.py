@@ -6,9 +6,9 @@ from typing import Any
 
 from lora_grpo import console
 from lora_grpo.config import Invocation, RunConfig, field_of_micro_batches
-from lora_grpo.errors import UserError, suggestion
+from lora_grpo.errors import UserError
 from lora_grpo.runs.checkpoints import newest_step
-from lora_grpo.runs.reader import flatten, read_record, versions
+from lora_grpo.runs.reader import flatten, read_record, similar_run, versions
 
 OR_ELSEWHERE = "or pass another --output-dir"
 """The end of error messages about a folder that already contains a run."""
@@ -55,8 +55,7 @@ def check_resume(folder: Path) -> None:
     """Raise a UserError if a folder has no run to resume. A run that was killed during its start counts, at step 0."""
     if (folder / "run.json").is_file() or (folder / ".lock").is_file():
         return
-    runs = [path.parent.name for path in folder.parent.glob("*/run.json")]
-    hint = suggestion(folder.name, runs, otherwise="leave out --resume to start one")
+    hint = similar_run(folder, otherwise="leave out --resume to start one")
     raise UserError(f"--resume: there is no run in {folder}; {hint}")
 
 

@@ -34,6 +34,8 @@ def front_door(*arguments, cwd, code="from lora_grpo.__main__ import main; main(
         (("--help",), 0, "export-gguf"),
         (("--version",), 0, f"lora-grpo {__version__}"),
         (("trian",), 2, "'train'?"),
+        (("audit", "my_task.py"), 2, "audit is a flag of `lora-grpo train`: pass --audit"),
+        (("dry-run",), 2, "dry-run is a flag of `lora-grpo train`: pass --dry-run"),
         (("train",), 2, "lora-grpo train gsm8k"),
         (("train", "--help"), 0, "lora-grpo train gsm8k"),
         (("train", "gsm9k"), 2, "'gsm8k'?"),
@@ -63,6 +65,28 @@ def test_a_pipe_that_is_closed_before_anything_is_printed_ends_a_command_quietly
     command = ["bash", "-c", shell, sys.executable, arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.stderr == f"ended with {128 + signal.SIGPIPE}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "watch RUN --port 0",
+        "report RUN",
+        "merge RUN",
+        "merge RUN --what best",
+        "export-gguf RUN",
+        "export-gguf RUN --what best",
+        "push RUN me/x --dry-run",
+        "push RUN me/x --what best --dry-run",
+    ],
+)
+def test_a_mistyped_run_is_refused_with_the_nearest_one(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "gsm8k_lora").mkdir(parents=True)
+    (tmp_path / "outputs" / "gsm8k_lora" / "run.json").write_text("{}")
+    assert verbs.run_front_door(command.replace("RUN", "outputs/gsm8k").split()) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.endswith(" does not exist; did you mean 'gsm8k_lora'?")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["watch", "--help"], ["train", "gsm8k", "--help"]])
