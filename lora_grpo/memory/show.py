@@ -40,12 +40,7 @@ def show_plan(plan: Plan) -> None:
     for line in _settings(plan):
         console.result(line)
     if plan.unused_gpus:
-        gpus = plan.unused_gpus + 1
-        line = f"{gpus}, one is used; with PEFT, a recipe trains on all of them"
-        line += ", untested on GPUs (docs/gpu-reference.md)"
-        if current_start().by != "python":
-            line += f":\n{on_several_gpus(gpus)}"
-        console.result(_line("GPUs", line))
+        console.result(_gpus_line(plan.unused_gpus + 1))
     console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
@@ -57,6 +52,8 @@ def summary(plan: Plan) -> Iterator[str]:
     if plan.measured or plan.not_fitting:
         yield engine_line(plan)
     yield from _settings(plan)
+    if plan.unused_gpus:
+        yield _gpus_line(plan.unused_gpus + 1)
     limit = plan.config.model.max_sequence_tokens
     declared_by = {"model": plan.shape.context if plan.shape else None}
     if plan.planner and plan.planner.teacher and plan.planner.teacher.own_bits:
@@ -66,6 +63,14 @@ def summary(plan: Plan) -> Iterator[str]:
             yield f"warning: --model.max-sequence-tokens {limit} exceeds the {declared} that the {name} declares"
     if plan.too_large:
         yield f"warning: {plan.too_large}"
+
+
+def _gpus_line(gpus: int) -> str:
+    """Return that one of several GPUs is used, and the command that trains on all of them."""
+    text = f"{gpus}, one is used; with PEFT, a recipe trains on all of them, untested on GPUs (docs/gpu-reference.md)"
+    if current_start().by != "python":
+        text += f":\n{on_several_gpus(gpus)}"
+    return _line("GPUs", text)
 
 
 def engine_line(plan: Plan) -> str:

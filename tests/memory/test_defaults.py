@@ -18,7 +18,7 @@ from lora_grpo.commands import Start, started
 from lora_grpo.config import Invocation, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import nvidia_gpus, save_measured_engine
-from lora_grpo.memory import GIB, KNOWN_MODELS, faster, make_plan, show_plan
+from lora_grpo.memory import GIB, KNOWN_MODELS, faster, make_plan, show_plan, summary
 from lora_grpo.memory.fit import ROOM, USABLE_FRACTION
 from lora_grpo.settings import Recipe, settle
 
@@ -356,12 +356,18 @@ def test_several_gpus_are_offered_in_one_line(machine, install, folder_of, monke
     install("gpu")
     folder = folder_of("Qwen/Qwen2.5-1.5B-Instruct")
 
+    def in_text(text):
+        return [line for line in text.splitlines() if line.startswith("GPUs ") or "torch.distributed.run" in line]
+
     def lines():
         start = Start("lora-grpo", ("train", "gsm8k", "--plan", "--model.name", folder))
         with started(start):
-            show_plan(planned("gsm8k_lora", model={"name": folder}))
-        printed = capsys.readouterr().out.splitlines()
-        return [line for line in printed if line.startswith("GPUs ") or "torch.distributed.run" in line]
+            plan = planned("gsm8k_lora", model={"name": folder})
+            show_plan(plan)
+            at_start = "\n".join(summary(plan))
+        shown = in_text(capsys.readouterr().out)
+        assert in_text(at_start) == shown  # a run says it, too
+        return shown
 
     line, command = lines()
     assert "PEFT" in line and line.endswith("(docs/gpu-reference.md):")
