@@ -1,9 +1,11 @@
 """The rows of a split as their task loads them, from its own dataset or from `--data.train` and `--data.eval`."""
 
+from pathlib import Path
+
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.grading import Row
-from lora_grpo.tasks import Generator, get_task
+from lora_grpo.tasks import Generator, get_task, is_task_file
 
 
 def load_split(data: DataConfig, split: str) -> list[Row]:
@@ -39,6 +41,8 @@ def columns_of(data: DataConfig, split: str) -> dict[str, str]:
         name, _, column = pair.partition("=")
         if name not in known_names or not column:
             fallback = f"those of your own rows are: {', '.join(known_names) or 'none'}"
+            if not known_names and is_task_file(data.task):
+                fallback = f"load in {Path(data.task).name} makes its columns, so rename them there"
             hint = suggestion(name, known_names, otherwise=fallback)
             raise UserError(f"--data.columns {pair!r}: expected NAME=COLUMN with a column of the task; {hint}")
         if name in columns:

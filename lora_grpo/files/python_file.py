@@ -61,6 +61,8 @@ def _load(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         message = f"importing this file raised {type(error).__name__}: {first_line(error)}"
+        if isinstance(error, ModuleNotFoundError):  # often it is installed for another Python
+            message += f"; install it for {sys.executable}"
         raise UserError(f"{line_of(error, path)}: {message}") from error
     return module
 

@@ -277,6 +277,13 @@ def test_a_task_file_reads_the_file_beside_it(tmp_path):
     assert [(row["question"], row["answer"]) for row in rows] == [(row["question"], row["answer"]) for row in ROWS]
 
 
+def test_columns_of_a_task_file_are_renamed_in_the_file(tmp_path):
+    (tmp_path / "own.py").write_text(READS_ROWS)
+    data = DataConfig(str(tmp_path / "own.py"), "mine.jsonl", "mine.jsonl", columns=("question=problem",))
+    with pytest.raises(UserError, match=r"load in own\.py makes its columns, so rename them there$"):
+        columns_of(data, "train")
+
+
 def test_a_task_file_that_reads_rows_asks_for_a_file(tmp_path):
     (tmp_path / "own.py").write_text(READS_ROWS)
     task = get_task(str(tmp_path / "own.py"))

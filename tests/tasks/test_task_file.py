@@ -251,6 +251,7 @@ def test_training_and_evaluation_check_the_same_row(known_task, monkeypatch):
         (LOAD + CHECK + "REWARDS = [None]", "REWARDS is [None]; expected "),
         (LOAD + CHECK + "REWARDS = 'a'", "REWARDS is 'a'; expected "),
         ("import no_such_module", "my_task.py:1: importing this file raised ModuleNotFoundError"),
+        ("import no_such_module", "No module named 'no_such_module'; install it for /"),
         ("def load(split) return 1", "SyntaxError"),
     ],
 )
