@@ -47,6 +47,7 @@ from lora_grpo.evaluation.measurement import metrics
 from lora_grpo.evaluation.pass_at_k import holm
 from lora_grpo.files import atomic, json_files, lock, markdown_table
 from lora_grpo.runs import read_metrics, read_record
+from lora_grpo.runs.checkpoints import checkpoints_in, newest_step
 from lora_grpo.tasks import get_task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,7 +194,7 @@ class Study:
             discard_unfinished(folder, steps)
             execute("tools/benchmark_step.py", "--child", "plain", str(steps), *command)
             atomic.write_json(folder / "finished.json", {"command": command})
-        return max(folder.glob("checkpoint-*"), key=step_of)
+        return checkpoints_in(folder)[0].path
 
     def results(self, stage: str, seed: int, samples: int, task: str = "gsm8k") -> list[Any]:
         """Return the graded samples of a model: one greedy sample for each row, or several at temperature 1."""
@@ -216,22 +217,13 @@ class Study:
         return evaluate_once(model, flags, (self.folder / BASE if stage == BASE else model) / name)
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the step of a folder checkpoint-N."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
-
-
 def discard_unfinished(folder: Path, steps: Path) -> None:
     """Delete checkpoints of TRL's trainer that are incomplete, and the lines of steps after the last complete one."""
-    last_step = 0
-    for checkpoint in folder.glob("checkpoint-*"):
-        if (checkpoint / "trainer_state.json").exists():  # which is written last
-            last_step = max(last_step, step_of(checkpoint))
-        else:
-            shutil.rmtree(checkpoint)
-    if steps.exists():
-        lines = json_files.read_finished_lines(steps)
-        atomic.write_text(steps, json_files.dump_lines(lines[:last_step]))
+    for checkpoint in checkpoints_in(folder):
+        if not (checkpoint.path / "trainer_state.json").exists():  # which is written last
+            shutil.rmtree(checkpoint.path)
+    lines = json_files.read_finished_lines(steps)
+    atomic.write_text(steps, json_files.dump_lines(lines[: newest_step(folder)]))
 
 
 @functools.cache
