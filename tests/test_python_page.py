@@ -90,7 +90,7 @@ def test_the_laptop_notebook_runs_from_top_to_bottom(in_folder, monkeypatch):
     flags = [
         ("train laptop --preview", "--sampling.max-completion-tokens 8"),
         ("train sft --preset laptop", "--train.prompts-per-step 8 --train.micro-batch-size 8"),
-        ("train laptop --lora.from", "--train.prompts-per-step 2"),
+        ('train laptop --lora.from "{sft_run}"', "--train.prompts-per-step 2"),
     ]
     printed = run_notebook("laptop", monkeypatch, max_steps=1, flags=flags)
     assert "cannot learn" in printed and "models/SmolLM2-135M-Instruct" in printed

@@ -59,7 +59,8 @@ class Page:
         self.ended = {}  # by name
         (folder / "models").symlink_to(MODEL.parent)
         first_block = (ROOT / "docs" / "laptop.md").read_text().split("```")[1]
-        commands = [line.partition("#")[0] for line in first_block.strip().splitlines()]
+        lines = first_block.replace("\\\n", " ").strip().splitlines()  # a command may take several lines
+        commands = [line.partition("#")[0] for line in lines]
         self.commands = dict(zip(LIMITS, commands, strict=True))
 
     def start(self, name, *flags):
