@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import filecmp
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import PositiveInt
 
@@ -32,6 +34,8 @@ from lora_grpo.verify.open_target import check_target, is_address, open_target
 from lora_grpo.verify.probes import choose_prompts
 from lora_grpo.verify.reference import Reference
 from lora_grpo.verify.report import TargetReport, VerifyReport, show
+
+T = TypeVar("T")
 
 _CHECKPOINTS = 3
 """Number of a run's newest checkpoints that a target may use instead of the adapter."""
@@ -103,9 +107,7 @@ def _verify(options: VerifyOptions) -> tuple[VerifyReport, ModelSpec]:
 
     if all(is_address(name) for name in options.against):
         # Servers answer while the model is loaded. Targets in this process are closed before, because of the memory.
-        thread = ThreadPoolExecutor(1)
-        asking = thread.submit(_ask_all, options, spec, training)
-        thread.shutdown(wait=False)  # after this
+        asking = _in_background(lambda: _ask_all(options, spec, training))
         reference = Reference(spec, training.end_token_ids)
         reference.load()
         observations = asking.result()
@@ -129,6 +131,20 @@ def _verify(options: VerifyOptions) -> tuple[VerifyReport, ModelSpec]:
             if found.result.finding != "neither":
                 reports[index] = dataclasses.replace(found, base_bits=4)
     return VerifyReport(adapter=str(spec.adapter), prompts=prompts_from, targets=tuple(reports)), spec
+
+
+def _in_background(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread. The end of the process, such as by Ctrl-C, does not wait for it."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="lora_grpo-asking", daemon=True).start()
+    return future
 
 
 def _ask_all(options: VerifyOptions, spec: ModelSpec, training: Training) -> list[Observations]:

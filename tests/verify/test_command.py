@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 from helpers.made_runs import make_adapter
@@ -124,3 +127,22 @@ def test_a_model_without_an_adapter_is_refused(run, capsys):
     code, _, errors = lora_grpo(capsys, "verify", run / "merged", "--against", "transformers")
     assert code == 2
     assert "has no adapter; pass a run or an adapter" in errors
+
+
+INTERRUPTED = """
+import sys, time
+from lora_grpo.cli import run_command
+from lora_grpo.verify import verify_adapter
+
+def main():
+    verify_adapter._in_background(lambda: time.sleep(600))
+    raise KeyboardInterrupt
+
+sys.exit(run_command(main))
+"""
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_is_still_asked():
+    command = [sys.executable, "-c", INTERRUPTED]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGINT, "interrupted\n")
