@@ -36,7 +36,7 @@ from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, claim_run, open_run, read_metrics, read_record, resumes
 from lora_grpo.sampling import build_sampler, check_server
-from lora_grpo.settings import Recipe, changed_settings, check_objects, user_files, user_objects
+from lora_grpo.settings import Recipe, changed_settings, user_files, user_objects
 from lora_grpo.tasks import CODE_TASKS, is_task_file
 from lora_grpo.training import check_teacher_loss, filter_by_difficulty, prepare_training, train
 
@@ -106,8 +106,6 @@ def train_run(
     entries["user_files"] = user_files(config)
     if objects := user_objects(config):
         entries["python_objects"] = objects
-    if is_resumed:
-        check_objects(config.folder, objects)
     run = open_run(config, invocation, recipe.name, data.record, entries)
 
     # Plan with the lengths of the rows.

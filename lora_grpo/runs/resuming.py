@@ -1,4 +1,4 @@
-"""What may differ when a run is resumed: some settings. Not its rows, its Python files or its other settings."""
+"""What may differ when a run is resumed: some settings. Not its rows, the user's code or its other settings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,15 +100,20 @@ def _is_same_setting(name: str, before: Any, now: Any) -> bool:
 
 
 def check_inputs(
-    folder: Path, record: Mapping[str, Any], data_record: Mapping[str, Any], user_files: Mapping[str, str]
+    folder: Path,
+    record: Mapping[str, Any],
+    data_record: Mapping[str, Any],
+    user_files: Mapping[str, str],
+    python_objects: Mapping[str, Mapping[str, str | None]],
 ) -> None:
-    """Raise a UserError if rows or Python files have changed since a run began. Print which packages have.
+    """Raise a UserError if rows or the user's code have changed since a run began. Print which packages have.
 
     Args:
         folder: of the run, for messages.
         record: run.json as the run was left.
         data_record: the entry `data` of run.json as it would be now.
         user_files: SHA-256 of the user's Python files by path, as they are now.
+        python_objects: the same entry of run.json, as it would be now.
     """
     data_before = record["data"]
     changed: list[str] = []  # splits, and tasks of --eval.also
@@ -128,6 +133,11 @@ def check_inputs(
     for path, digest in user_files.items():
         if digest not in digests_before:
             raise UserError(f"{path} has changed since the run in {folder} began; restore it, {OR_ELSEWHERE}")
+    objects_before = record.get("python_objects", {})
+    for name, description in python_objects.items():
+        digests = {description["sha256"], objects_before.get(name, {}).get("sha256")} - {None}  # None: unknown
+        if len(digests) > 1:
+            raise UserError(f"{name} has changed since the run in {folder} began; restore it, {OR_ELSEWHERE}")
 
     installed = versions()
     changed_versions = []

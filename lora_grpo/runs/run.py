@@ -262,10 +262,10 @@ def open_run(
 
     Args:
         data_record: the entry `data` of run.json.
-        entries: further entries, such as `user_files`.
+        entries: further entries, such as `user_files` and `python_objects`.
 
     Raises:
-        UserError: the settings, rows or files of a resumed run differ.
+        UserError: the settings, the rows or the user's code of a resumed run differ.
     """
     folder = config.folder
     entries = entries or {}
@@ -273,7 +273,7 @@ def open_run(
     try:
         if resumes(folder, invocation):
             check_settings(config)
-            record = _resumed_record(folder, data_record, entries.get("user_files", {}))
+            record = _resumed_record(folder, data_record, entries)
         else:
             if invocation.resume:
                 console.note(f"nothing to resume in {folder}: the run starts at step 0")
@@ -356,14 +356,14 @@ def _new_record(recipe: str, data_record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _resumed_record(folder: Path, data_record: Mapping[str, Any], user_files: Mapping[str, str]) -> dict[str, Any]:
+def _resumed_record(folder: Path, data_record: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run.json of the run in a folder, with a note that it is resumed.
 
     Raises:
-        UserError: it is damaged, or rows or files have changed since the run began.
+        UserError: it is damaged, or rows or the user's code have changed since the run began.
     """
     record = read_record(folder)
-    check_inputs(folder, record, data_record, user_files)
+    check_inputs(folder, record, data_record, entries.get("user_files", {}), entries.get("python_objects", {}))
     isolation_before = record["data"].get("sandbox")
     isolation_now = data_record.get("sandbox")
     if isolation_before and isolation_now and isolation_now not in isolation_before:

@@ -12,4 +12,4 @@ recipe_file.py  the presets of a recipe file, and the recipe of a task
 from lora_grpo.settings.checks import check
 from lora_grpo.settings.layers import Recipe, changed_settings, settle
 from lora_grpo.settings.recipe_file import read_recipe, recipe_of_task
-from lora_grpo.settings.user_code import check_objects, named_code, resolved_path, user_files, user_objects
+from lora_grpo.settings.user_code import named_code, resolved_path, user_files, user_objects

@@ -5,7 +5,6 @@ it too. The command that resumes a run therefore names it, and run.json contains
 """
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from lora_grpo.config import SELF, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.rewards import parse_reward_specs
-from lora_grpo.runs import read_record
 from lora_grpo.tasks import is_task_file, task_files
 
 
@@ -97,19 +95,6 @@ def user_objects(config: RunConfig) -> dict[str, dict[str, str | None]]:
     rewards = [spec.name for spec in parse_reward_specs(config.rewards)]
     names = dict.fromkeys(name for name in (*tasks, *rewards) if python_objects.is_name(name))
     return {name: python_objects.describe(name) for name in names}
-
-
-def check_objects(folder: Path, objects: Mapping[str, Mapping[str, str | None]]) -> None:
-    """Raise a UserError if the source of an object has changed since the run in a folder began."""
-    if not (folder / "run.json").is_file():
-        return
-    before = read_record(folder).get("python_objects", {})
-    for name, description in objects.items():
-        digest = before.get(name, {}).get("sha256")
-        if digest and description["sha256"] and digest != description["sha256"]:
-            raise UserError(
-                f"{name} has changed since the run in {folder} began; restore it, or pass another --output-dir"
-            )
 
 
 def resolved_path(path: str) -> str:
