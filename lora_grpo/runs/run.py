@@ -260,6 +260,8 @@ def open_run(
 ) -> Run:
     """Open a new run in the folder that `claim_run` has locked, or the run in it to resume it.
 
+    If it raises, the folder remains claimed: `end_run` releases it.
+
     Args:
         data_record: the entry `data` of run.json.
         entries: further entries, such as `user_files` and `python_objects`.
@@ -269,20 +271,16 @@ def open_run(
     """
     folder = config.folder
     entries = entries or {}
-    claim = _claims.pop() if distributed.is_main() else None
-    try:
-        if resumes(folder, invocation):
-            check_settings(config)
-            record = _resumed_record(folder, data_record, entries)
-        else:
-            if invocation.resume:
-                console.note(f"nothing to resume in {folder}: the run starts at step 0")
-            record = _new_record(recipe, data_record)
-    except BaseException:
-        lock.release(folder)
-        raise
+    if resumes(folder, invocation):
+        check_settings(config)
+        record = _resumed_record(folder, data_record, entries)
+    else:
+        if invocation.resume:
+            console.note(f"nothing to resume in {folder}: the run starts at step 0")
+        record = _new_record(recipe, data_record)
     run = Run(config, {**record, "config": config.to_dict(), **entries})
-    run.claim = claim
+    if distributed.is_main():
+        run.claim = _claims.pop()
     _opened[:] = [run]
     return run
 

@@ -70,6 +70,7 @@ def refusal(folder, how=NEW, rows=ROWS, **changes):
     before = snapshot(folder)
     with pytest.raises(UserError) as error:
         open_in(folder, how, rows, **changes)
+    end_run(error.value)  # as every command does
     message = str(error.value)
     assert "\n" not in message
     assert snapshot(folder) == before, "a refusal changed the folder"
