@@ -23,7 +23,7 @@ from lora_grpo.hardware.machine import (
     choose_engine,
     choose_preset,
     flags_of_vllm,
-    local_sampler,
+    sampler_kind,
     settings_of_vllm,
     use_one_gpu,
     uses_gpu,

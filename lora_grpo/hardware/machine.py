@@ -189,9 +189,11 @@ def settings_of_vllm(config: RunConfig) -> list[str]:
     return [*flags_of_vllm(config), *(f"--grpo {name}" for name in fields)]
 
 
-def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
-    """Return the sampler that runs on this machine; `shared` is Unsloth's vLLM, which shares the trained weights."""
-    if config.sampling.server_url or not uses_vllm(config):
+def sampler_kind(config: RunConfig) -> Literal["transformers", "vllm", "shared", "server"]:
+    """Return what samples the rollouts; `shared` is Unsloth's vLLM, which shares the trained weights."""
+    if config.sampling.server_url:
+        return "server"
+    if not uses_vllm(config):
         return "transformers"
     return "shared" if choose_engine(config) == "unsloth" else "vllm"
 

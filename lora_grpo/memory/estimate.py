@@ -120,8 +120,9 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
 
     # Sampling.
     # kv_cache: keys and values, 2 x kv per layer and token, of all sequences that are decoded at once.
-    sizes["kv_cache"] = _cache_bytes(shape, step)
-    if not step.uses_vllm:
+    if step.sampler != "server":
+        sizes["kv_cache"] = _cache_bytes(shape, step)
+    if step.sampler in ("transformers", "merged"):
         # token_selection: the logits of the next tokens with their probabilities and sort, sequences x V.
         sizes["token_selection"] = step.sequences * shape.vocabulary * SELECTION_BYTES
     if step.sampler == "merged":

@@ -307,7 +307,9 @@ class Planner:
         if self.device.on_cpu:
             # A whole step is sampled in parallel, and so are validation and evaluation. The micro-batch size does not
             # depend on the memory.
-            sequences = max(completions, config.monitor.rows, self._evaluated_in_parallel(config))
+            sequences = max(completions, config.monitor.rows)
+            if self.sampler != "server":
+                sequences = max(sequences, self._evaluated_in_parallel(config))
             return [_BatchSizes(batch.micro_batch_size, sequences)]
 
         sizes = micro_batches(config)  # largest first

@@ -19,9 +19,9 @@ from lora_grpo.flags import flag
 from lora_grpo.hardware import (
     MeasuredEngine,
     choose_engine,
-    local_sampler,
     machine,
     measured_engine,
+    sampler_kind,
     settings_of_vllm,
     uses_gpu,
     uses_vllm,
@@ -84,7 +84,7 @@ class Plan:
     @property
     def backend(self) -> str:
         """The sampling backend, `vllm` or `transformers`."""
-        return "vllm" if self.planner and self.planner.sampler in ("vllm", "shared") else "transformers"
+        return "vllm" if self.planner and self.planner.sampler in ("vllm", "shared", "server") else "transformers"
 
     @property
     def shape(self) -> Shape | None:
@@ -201,8 +201,8 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
         # run.json then names both, so a later measurement does not change them when the run is resumed.
         config = replace(config, {"model": {"engine": measured.engine}, "sampling": {"backend": measured.backend}})
     engine = choose_engine(config)
-    sampler: SamplerKind = local_sampler(config)
-    if device.on_cpu and not config.lora.dora:
+    sampler: SamplerKind = sampler_kind(config)
+    if device.on_cpu and sampler == "transformers" and not config.lora.dora:
         sampler = "merged"  # the built-in sampler on a copy of the model, into which it cannot merge DoRA
     if not is_resumed and not uses_vllm(config):
         for name in settings_of_vllm(config):
@@ -432,9 +432,10 @@ def _derived_settings(config: RunConfig, device: Device, sampler: str) -> tuple[
         return tuple(derived)
     if config.train.micro_batch_size is None:
         derived.append("train.micro_batch_size")
-    if config.model.gpu_memory_share is None and sampler != "transformers":
+    starts_vllm = sampler in ("vllm", "shared")
+    if config.model.gpu_memory_share is None and starts_vllm:
         derived.append("model.gpu_memory_share")
-    if config.sampling.engine_sleep is None and sampler != "transformers":
+    if config.sampling.engine_sleep is None and starts_vllm:
         derived.append("sampling.engine_sleep")
     return tuple(derived)
 

@@ -8,9 +8,10 @@ from lora_grpo.memory import unsloth
 from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.teacher import TeacherSize
 
-SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
+SamplerKind = Literal["transformers", "vllm", "shared", "server", "merged"]
 """`transformers`: the trained model itself. `vllm`: an engine with its own copy of the base. `shared`: Unsloth's
-engine, which shares the base with the trainer. `merged`: on a CPU, a dequantized copy of the model with its adapter."""
+engine, which shares the base with the trainer. `server`: vLLM in another process, whose memory is not planned.
+`merged`: on a CPU, a dequantized copy of the model with its adapter."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Step:
 
     @property
     def uses_vllm(self) -> bool:
-        """Whether a vLLM engine samples, on its own copy of the base or on the trainer's."""
+        """Whether a vLLM engine of this run samples, on its own copy of the base or on the trainer's."""
         return self.sampler in ("vllm", "shared")
 
     @property

@@ -17,8 +17,8 @@ from lora_grpo.files import atomic
 from lora_grpo.hardware import (
     check_vllm_quantizes,
     choose_engine,
-    local_sampler,
     machine,
+    sampler_kind,
     use_one_gpu,
     uses_gpu,
     vllm_available,
@@ -132,7 +132,7 @@ def check_engines(config: RunConfig) -> None:
         raise _not_installed("--sampling.backend", "vllm", extra)
     if config.model.engine == "unsloth" and not find_spec("unsloth"):
         raise _not_installed("--model.engine", "unsloth", "gpu")
-    if local_sampler(config) == "vllm" and config.model.loaded_bits == 4 and uses_gpu(config):
+    if sampler_kind(config) == "vllm" and config.model.loaded_bits == 4 and uses_gpu(config):
         check_vllm_quantizes()
     if starts_vllm and not vllm_serves(config):
         raise UserError(

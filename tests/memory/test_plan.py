@@ -116,6 +116,17 @@ def test_the_plan_names_the_vllm_server_that_samples(machine, model):
     assert line == "sampling    by the vLLM server at http://gpu2:8000"
 
 
+def test_a_run_that_samples_on_a_server_plans_no_memory_for_that(machine, model):
+    config = config_for(model, sampling={"backend": "auto", "server_url": "http://gpu2:8000"})
+    for gpus in ((), (8192,)):
+        if gpus:
+            machine(*gpus)
+        _, plan = make_plan(config, Invocation())
+        assert not {"kv_cache", "token_selection", "merged_copy"} & plan.estimate.phases["sampling"].keys()
+        assert "sampling    by the vLLM server at http://gpu2:8000" in summary(plan)
+        assert not {"model.gpu_memory_share", "sampling.engine_sleep"} & set(plan.derived)
+
+
 def test_memory_that_other_programs_use_is_said_if_it_is_much(machine, model):
     for used, is_said in ((500, False), (2048, True)):
         machine(script=f"echo '0, GPU-0, Card 0, 8192, {8192 - used}, 580.65.06, 8.9'")
