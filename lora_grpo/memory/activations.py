@@ -130,7 +130,8 @@ def pass_bytes(shape: Shape, step: Step) -> int:
     step = step.with_teacher_prompts()
     one_layer = max(step.tokens * _saved_per_token(layer, step) for layer in shape.kinds)
     copies = _copies_of_packed_layer(shape, step)
-    mask = (1 + step.float_bytes) * step.padded_tokens * (step.completion if step.packed else step.trained_length)
+    masked_tokens = step.completion if step.packed else step.trained_length
+    mask = (1 + step.float_bytes) * step.padded_tokens * masked_tokens
     dequantized_matrix = step.float_bytes * shape.largest_matrix
     return one_layer + copies + mask + dequantized_matrix + logit_bytes(shape, step)
 
@@ -144,8 +145,7 @@ def divergence_bytes(shape: Shape, teacher_shape: Shape, step: Step) -> int:
     """
     tokens = step.micro_batch_size * step.completion
     states = tokens * (2 * step.float_bytes * teacher_shape.hidden + (step.float_bytes + 4) * shape.hidden)
-    tile_tokens, tile_entries = (_CPU_TOKENS, _CPU_ENTRIES) if step.on_cpu else (_FUSED_TOKENS, _FUSED_ENTRIES)
-    tile_tokens = min(tokens, tile_tokens)
+    tile_tokens, tile_entries = _fused_tile(step, tokens)
     tiles = 2 * 4 * tile_tokens * tile_entries
     temporary = 0
     if step.on_cpu:
@@ -161,6 +161,13 @@ def _has_fused_head() -> bool:
     return (int(major), int(minor)) >= (1, 15)
 
 
+def _fused_tile(step: Step, tokens: int) -> tuple[int, int]:
+    """Return the tokens and the vocabulary entries of a tile of TRL's fused head, for the logits of `tokens` tokens."""
+    if step.on_cpu:
+        return min(tokens, _CPU_TOKENS), _CPU_ENTRIES
+    return min(tokens, _FUSED_TOKENS), _FUSED_ENTRIES
+
+
 def _fused_head_bytes(shape: Shape, step: Step, tokens: int) -> int:
     """Return the bytes that TRL's fused head uses for the logprobs of `tokens` tokens, forward and backward.
 
@@ -168,11 +175,12 @@ def _fused_head_bytes(shape: Shape, step: Step, tokens: int) -> int:
     the logits of a tile. On a GPU, a kernel replaces the logits with their gradient. On a CPU, PyTorch needs seven more
     float32 tensors of the tile's size and one of booleans. With a smaller vocabulary, the logits' buffer is as wide.
     """
-    tile_tokens, tile_entries = (_CPU_TOKENS, _CPU_ENTRIES) if step.on_cpu else (_FUSED_TOKENS, _FUSED_ENTRIES)
-    tile_tokens = min(tokens, tile_tokens)
+    tile_tokens, tile_entries = _fused_tile(step, tokens)
     states = 8 * tokens * shape.hidden
     logits = step.float_bytes * tile_tokens * tile_entries
-    temporary = 29 * tile_tokens * min(shape.vocabulary, tile_entries) if step.on_cpu else 0
+    temporary = 0
+    if step.on_cpu:
+        temporary = 29 * tile_tokens * min(shape.vocabulary, tile_entries)
     return states + logits + temporary
 
 

@@ -15,6 +15,7 @@ from lora_grpo.memory.batches import MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import MemoryEstimate, Planner
 from lora_grpo.memory.parameters import weight_bytes
+from lora_grpo.memory.step import starts_vllm
 from lora_grpo.runs import may_change
 
 Change = Mapping[str, Any]
@@ -96,7 +97,7 @@ def _may_follow(change: Change, config: RunConfig) -> bool:
 def _all_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
     completion = config.sampling.max_completion_tokens
     prompt = config.model.max_sequence_tokens - completion
-    uses_vllm = planner.sampler in ("vllm", "shared")
+    uses_vllm = starts_vllm(planner.sampler)
     options: list[list[Change]] = []
 
     # Settings that only cost time.

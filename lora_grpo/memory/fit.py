@@ -22,7 +22,7 @@ from lora_grpo.memory.batches import CPU_FRACTION, MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import Shape
-from lora_grpo.memory.step import SamplerKind, Step
+from lora_grpo.memory.step import SamplerKind, Step, starts_vllm
 from lora_grpo.memory.teacher import TeacherSize
 
 USABLE_FRACTION = 0.9
@@ -215,7 +215,7 @@ class Planner:
 
     def _all_at_once(self, config: RunConfig, chosen: MemoryEstimate | None) -> MemoryEstimate | None:
         """Return the memory with an engine that does not sleep if training fits beside it with room, else `chosen`."""
-        if not chosen or config.sampling.engine_sleep is not None or chosen.sampler not in ("vllm", "shared"):
+        if not chosen or config.sampling.engine_sleep is not None or not starts_vllm(chosen.sampler):
             return chosen
         awake_config = replace(config, {"sampling": {"engine_sleep": False}})
         awake = self.memory(awake_config, chosen.micro_batch_size, chosen.max_num_seqs)

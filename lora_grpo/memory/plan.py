@@ -33,7 +33,7 @@ from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import USABLE_FRACTION, Device, MemoryEstimate, Planner
 from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
-from lora_grpo.memory.step import SamplerKind, Step
+from lora_grpo.memory.step import SamplerKind, Step, starts_vllm
 from lora_grpo.memory.teacher import TeacherSize
 from lora_grpo.memory.work import Work, disk_bytes
 from lora_grpo.models import architectures, check_engines, find_teacher, model_files
@@ -84,7 +84,9 @@ class Plan:
     @property
     def backend(self) -> str:
         """The sampling backend, `vllm` or `transformers`."""
-        return "vllm" if self.planner and self.planner.sampler in ("vllm", "shared", "server") else "transformers"
+        if self.planner and (starts_vllm(self.planner.sampler) or self.planner.sampler == "server"):
+            return "vllm"
+        return "transformers"
 
     @property
     def shape(self) -> Shape | None:
@@ -110,7 +112,9 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return the entry `memory` of run.json, in GiB."""
-        memory: dict[str, Any] = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
+        memory: dict[str, Any] = {"not_planned": self.not_planned}
+        if self.estimate:
+            memory = self.estimate.record()
         if self.choice:
             memory["choice"] = self.choice
         if self.least_gpu_memory_share is not None:
@@ -313,7 +317,7 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
     train = {"micro_batch_size": estimate.micro_batch_size}
     model = {"gpu_memory_share": estimate.gpu_memory_share}
     sampling: dict[str, Any] = {}
-    if estimate.sampler in ("vllm", "shared"):
+    if starts_vllm(estimate.sampler):
         sampling = {"engine_sleep": estimate.engine_sleeps}
     return replace(config, {"train": train, "model": model, "sampling": sampling}), plan
 
@@ -421,7 +425,7 @@ def _unused_gpus(config: RunConfig, device: Device) -> int:
     return max(0, len(gpus) - 1)
 
 
-def _derived_settings(config: RunConfig, device: Device, sampler: str) -> tuple[str, ...]:
+def _derived_settings(config: RunConfig, device: Device, sampler: SamplerKind) -> tuple[str, ...]:
     """Return the names of the settings that the plan resolves by the device and its memory."""
     derived = []
     if config.model.bits == "auto":
@@ -432,10 +436,9 @@ def _derived_settings(config: RunConfig, device: Device, sampler: str) -> tuple[
         return tuple(derived)
     if config.train.micro_batch_size is None:
         derived.append("train.micro_batch_size")
-    starts_vllm = sampler in ("vllm", "shared")
-    if config.model.gpu_memory_share is None and starts_vllm:
+    if config.model.gpu_memory_share is None and starts_vllm(sampler):
         derived.append("model.gpu_memory_share")
-    if config.sampling.engine_sleep is None and starts_vllm:
+    if config.sampling.engine_sleep is None and starts_vllm(sampler):
         derived.append("sampling.engine_sleep")
     return tuple(derived)
 

@@ -11,6 +11,7 @@ from lora_grpo.hardware import measured_engine_file
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import MemoryEstimate
 from lora_grpo.memory.plan import Plan
+from lora_grpo.memory.step import starts_vllm
 from lora_grpo.memory.work import Work
 from lora_grpo.progress import duration
 
@@ -141,9 +142,11 @@ def _memory_lines(estimate: MemoryEstimate, config: RunConfig) -> Iterator[str]:
         yield _line("sampling", f"{estimate.max_num_seqs} completions in parallel, with {sampler}{share}")
     needed = f"{_gib(estimate.training)} for training, {_gib(estimate.sampling)} for sampling"
     used = device.total - device.free
-    others = f", {_gib(used)} are used by other programs and the driver" if used > _MUCH and not device.on_cpu else ""
+    others = ""
+    if used > _MUCH and not device.on_cpu:
+        others = f", {_gib(used)} are used by other programs and the driver"
     yield _line("memory", f"{needed}; {_gib(device.free)} are free on {device.name}{others}")
-    if estimate.sampler in ("vllm", "shared"):
+    if starts_vllm(estimate.sampler):
         if estimate.engine_sleeps:
             yield _line("vLLM", "gives its memory back while the model is trained, and takes time to wake up")
         else:

@@ -14,6 +14,11 @@ engine, which shares the base with the trainer. `server`: vLLM in another proces
 `merged`: on a CPU, a dequantized copy of the model with its adapter."""
 
 
+def starts_vllm(sampler: SamplerKind) -> bool:
+    """Return whether the run starts a vLLM engine, with its own copy of the base or on the trainer's."""
+    return sampler in ("vllm", "shared")
+
+
 @dataclass(frozen=True)
 class Step:
     """What the memory of a GRPO step depends on. The optimizer step is cut into micro-batches of equal size."""
@@ -44,8 +49,8 @@ class Step:
 
     @property
     def uses_vllm(self) -> bool:
-        """Whether a vLLM engine of this run samples, on its own copy of the base or on the trainer's."""
-        return self.sampler in ("vllm", "shared")
+        """Whether a vLLM engine of this run samples."""
+        return starts_vllm(self.sampler)
 
     @property
     def float_bytes(self) -> int:
