@@ -15,7 +15,7 @@ from lora_grpo.gguf.architecture import read_model
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
-from lora_grpo.merging import MADE_FROM, REPORT, merged_model, source_adapter
+from lora_grpo.merging import MADE_FROM, REPORT, merged_model, read_report, source_adapter
 from lora_grpo.models import ADAPTER_CONFIG, choose_adapter, model_files
 from lora_grpo.runs import read_record, system_prompt
 
@@ -107,8 +107,9 @@ def _default_output(folder: Path) -> tuple[Path, str]:
 
 
 def _system_prompt(folder: Path) -> str | None:
-    """Return the system prompt of the run that trained a model; None without one."""
+    """Return the system prompt of the run that trained a model; None if it had none or is unknown."""
     for parent in folder.parents[:2]:  # a checkpoint is two levels below its run
         if (parent / "run.json").is_file():
             return system_prompt(read_record(parent))
-    return None
+    report = read_report(folder)
+    return report.system_prompt if report else None

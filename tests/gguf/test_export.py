@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import stat
 from pathlib import Path
@@ -11,15 +12,20 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize
+from helpers.adapters import make_adapter as make_peft_adapter
 from helpers.gguf_models import llama2_tokenizer, llama3_tokenizer, qwen_tokenizer, save
 from helpers.made_runs import make_adapter, make_run
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from lora_grpo import starter
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.gguf import types, writer
 from lora_grpo.gguf.export_model import ExportOptions, export
 from lora_grpo.gguf.writer import write_gguf
+from lora_grpo.hub import PushOptions, push_to_hub
+from lora_grpo.merging import MergeOptions, merge
+from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "export_gguf.py"
@@ -374,6 +380,22 @@ def test_the_modelfile_has_the_system_prompt_of_the_run(qwen2, tmp_path):
     export(ExportOptions(run / "merged", modelfile=True, output_dir=tmp_path / "out"))
     (modelfile,) = (tmp_path / "out").glob("*.Modelfile")
     assert 'SYSTEM """Respond in the following format' in modelfile.read_text()
+
+
+def test_a_model_that_was_merged_elsewhere_has_the_system_prompt_of_its_run(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    shutil.rmtree(run / "adapter")
+    make_peft_adapter(starter.model_path(), run / "adapter")
+    merged = merge(MergeOptions(str(run), output=tmp_path / "elsewhere" / "model"))
+    shutil.rmtree(run)
+    [file] = export(ExportOptions(merged, modelfile=True))
+    assert f'SYSTEM """{SYSTEM_PROMPTS["xml"]}"""' in file.with_suffix(".Modelfile").read_text()
+    assert (file.parent / "system").read_text() == SYSTEM_PROMPTS["xml"]
+    assert f"-sys {shlex.quote(SYSTEM_PROMPTS['xml'])}" in capsys.readouterr().out
+    # The card is written from the files in the folder, too.
+    for folder in (merged, file.parent):
+        push_to_hub(PushOptions(str(folder), "me/mine", dry_run=True))
+        assert SYSTEM_PROMPTS["xml"] in capsys.readouterr().out
 
 
 def test_the_command_writes_several_types_with_their_sizes(qwen2, tmp_path, capsys):
