@@ -17,7 +17,7 @@ from lora_grpo.gguf import architecture
 from lora_grpo.gguf.architecture import Tensor
 from lora_grpo.gguf.files import ADAPTER_KEY
 from lora_grpo.gguf.metadata import read_metadata
-from lora_grpo.gguf.modelfile import write_modelfiles
+from lora_grpo.gguf.modelfile import check_modelfiles, write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.gguf.types import DIRECT_TYPES, Encoded
 from lora_grpo.merging import read_report
@@ -115,8 +115,8 @@ def write_gguf(
     context_tokens = architecture.context_length(model.config)
     if context_tokens < model.config.max_position_embeddings:
         notes.append(f"the context is {context_tokens} tokens, the model's sliding window")
-    if modelfile:
-        notes += write_modelfiles(list(outputs.values()), model.tokenizer, model.vocabulary, system_prompt)
+    for_ollama = write_modelfiles if modelfile else check_modelfiles
+    notes += for_ollama(list(outputs.values()), model.tokenizer, model.vocabulary, system_prompt)
     return notes
 
 

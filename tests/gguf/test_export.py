@@ -382,6 +382,28 @@ def test_the_modelfile_has_the_system_prompt_of_the_run(qwen2, tmp_path):
     assert 'SYSTEM """Respond in the following format' in modelfile.read_text()
 
 
+def test_a_modelfile_that_an_export_without_one_would_change_is_named_and_stays(qwen2, tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    shutil.copytree(qwen2, run / "merged")
+    export(ExportOptions(run / "merged", modelfile=True))
+    capsys.readouterr()
+    export(ExportOptions(run / "merged"))
+    export(ExportOptions(run / "merged", type=("q4_0",)))  # the Modelfile of the other file is still right
+    assert "note" not in capsys.readouterr().out
+
+    record = json.loads((run / "run.json").read_text())
+    record["data"]["system_prompt"] = None
+    (run / "run.json").write_text(json.dumps(record))
+    before = {path.name: path.read_bytes() for path in (run / "gguf").iterdir()}
+    export(ExportOptions(run / "merged"))
+    [note] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert ": run.Q8_0.Modelfile, system;" in note and "--modelfile" in note
+    assert {path.name: path.read_bytes() for path in (run / "gguf").iterdir()} == before
+    export(ExportOptions(run / "merged", modelfile=True))
+    export(ExportOptions(run / "merged"))
+    assert "note" not in capsys.readouterr().out and not (run / "gguf" / "system").exists()
+
+
 def test_a_model_that_was_merged_elsewhere_has_the_system_prompt_of_its_run(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     shutil.rmtree(run / "adapter")
