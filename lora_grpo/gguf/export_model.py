@@ -43,12 +43,8 @@ class ExportOptions:
 
 def export(options: ExportOptions) -> tuple[Path, ...]:
     """Export a run or a model, and return the path of each file. Tells how to use them."""
-    folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
-    expected = f"a run, or a model from {command('merge')}"
-    if not folder.exists():
-        raise UserError(model_files.missing_folder(str(options.source), expected))
-    if not folder.is_dir():
-        raise UserError(f"{options.source} is not a folder; give {expected}")
+    source = choose_adapter(str(options.source), options.what)
+    folder = model_files.existing_folder(source, f"a run, or a model from {command('merge')}")
     if options.output_dir and options.output_dir.suffix == ".gguf":
         raise UserError(f"--output-dir {options.output_dir} is the name of a file; pass a folder")
     folder = merged_model(folder, read_model).resolve()

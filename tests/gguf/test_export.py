@@ -367,6 +367,23 @@ def test_a_folder_without_a_model_is_refused_and_nothing_is_made_beside_it(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda source: export(ExportOptions(source)),
+        lambda source: push_to_hub(PushOptions(str(source), "me/mine", dry_run=True)),
+    ],
+    ids=["export-gguf", "push"],
+)
+def test_a_source_that_is_missing_or_a_file_is_refused(command, tmp_path):
+    (tmp_path / "gsm8k_lora").mkdir()
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(UserError, match=r"/gsm9k_lora does not exist; did you mean 'gsm8k_lora'\?$"):
+        command(tmp_path / "gsm9k_lora")
+    with pytest.raises(UserError, match=r"/notes' is not a folder; give a run, or "):
+        command(tmp_path / "notes")
+
+
 def test_an_adapter_whose_base_has_moved_names_the_command_that_takes_another_base(tmp_path):
     adapter = make_adapter(tmp_path / "mine", base=str(tmp_path / "moved"))
     with pytest.raises(UserError, match=f"^lora-grpo merge {adapter}: .* does not exist here; pass it with --base$"):
