@@ -25,8 +25,10 @@ def find_model(source: str, kind: str | None) -> tuple[Path, str]:
     if (folder / "run.json").is_file():
         kind = kind or "adapter"
         folder = folder / kind
-    elif kind in (None, "adapter") and holds_adapter(folder):
-        folder = peft_folder(folder)
+    else:
+        folder = folder.resolve()  # the user may have named a link to a model, or `..`
+        if kind in (None, "adapter") and holds_adapter(folder):
+            folder = peft_folder(folder)
     actual_kind = _kind_of(folder)
     if actual_kind is not None and kind in (None, actual_kind):
         return folder, actual_kind
