@@ -44,14 +44,15 @@ class ExportOptions:
 def export(options: ExportOptions) -> tuple[Path, ...]:
     """Export a run or a model, and return the path of each file. Tells how to use them."""
     source = choose_adapter(str(options.source), options.what)
-    folder = model_files.existing_folder(source, f"a run, or a model from {command('merge')}")
+    source_folder = model_files.existing_folder(source, f"a run, or a model from {command('merge')}")
     if options.output_dir and options.output_dir.suffix == ".gguf":
         raise UserError(f"--output-dir {options.output_dir} is the name of a file; pass a folder")
-    folder = merged_model(folder, read_model).resolve()
+    folder = merged_model(source_folder, read_model).resolve()
 
     # Write the files.
     output_folder, name = _default_output(folder)
-    output_folder = options.output_dir or output_folder
+    if options.output_dir:
+        output_folder = options.output_dir.expanduser()
     outputs: dict[str, Path] = {
         file_type: output_folder / f"{name}.{file_type.upper()}.gguf" for file_type in options.type
     }
@@ -75,7 +76,7 @@ def export(options: ExportOptions) -> tuple[Path, ...]:
     if options.modelfile:
         ollama_name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
         console.result(f"  ollama create {ollama_name} -f {shlex.quote(str(modelfile_path(first_output)))}")
-    adapter = _adapter(options.source, folder)
+    adapter = _adapter(source_folder, folder)
     if adapter is not None:
         console.result(f"  {command('verify', adapter, '--against', *outputs.values())}")
     return tuple(outputs.values())

@@ -384,6 +384,14 @@ def test_a_source_that_is_missing_or_a_file_is_refused(command, tmp_path):
         command(tmp_path / "notes")
 
 
+def test_home_folders_are_those_of_the_user(copy, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    [file] = export(ExportOptions(Path("~/merged"), output_dir=Path("~/my files")))
+    assert file == tmp_path / "my files" / "merged.Q8_0.gguf"
+    assert file.is_file() and not (tmp_path / "~").exists()
+
+
 def test_an_adapter_whose_base_has_moved_names_the_command_that_takes_another_base(tmp_path):
     adapter = make_adapter(tmp_path / "mine", base=str(tmp_path / "moved"))
     with pytest.raises(UserError, match=f"^lora-grpo merge {adapter}: .* does not exist here; pass it with --base$"):
