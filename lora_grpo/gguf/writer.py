@@ -91,7 +91,8 @@ def write_gguf(
 
     # The files to write directly. llama-quantize reads one that keeps every bit of the weights.
     files = [_File.of(path, file_type, model) for file_type, path in outputs.items() if file_type in DIRECT_TYPES]
-    lossless_path = first_output.with_name(f".{first_output.name}.16bit")
+    # If this process is killed, it stays. Its name is the same for all types, so that any of them replaces it.
+    lossless_path = first_output.with_name(f".{name}.16bit")
     needed_bytes = len(outputs) * HEADER_BYTES
     if quantized_types:
         lossless_file = _File.of(lossless_path, _lossless_type(model), model)

@@ -328,6 +328,18 @@ def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_
     assert fields["general.name"] == "m"
 
 
+def test_what_a_killed_k_quant_leaves_is_replaced_by_one_of_another_type(qwen2, tmp_path, monkeypatch):
+    output = tmp_path / "out"
+    path = fake_quantizer(
+        tmp_path / "bin", f'cp "$1" "{tmp_path}/left"; echo "$1" > "{tmp_path}/its path"; cp "$1" "$2"'
+    )
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    write_gguf(qwen2, {"q4_k_m": output / "m.Q4_K_M.gguf"})
+    shutil.copy(tmp_path / "left", (tmp_path / "its path").read_text().strip())
+    write_gguf(qwen2, {"q5_k_m": output / "m.Q5_K_M.gguf"})
+    assert sorted(file.name for file in output.iterdir()) == ["m.Q4_K_M.gguf", "m.Q5_K_M.gguf"]
+
+
 def test_if_llama_quantize_fails_the_older_file_stays(qwen2, tmp_path, monkeypatch):
     path = fake_quantizer(tmp_path / "bin", 'cp "$1" "$2"; echo "no such type" >&2; exit 3')
     monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
