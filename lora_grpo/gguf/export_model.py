@@ -15,7 +15,7 @@ from lora_grpo.gguf.architecture import read_model
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
-from lora_grpo.merging import MADE_FROM, REPORT, merged_model, source_adapter
+from lora_grpo.merging import MADE_FROM, REPORT, merged_model, read_report, source_adapter
 from lora_grpo.models import ADAPTER_CONFIG, choose_adapter, model_files
 from lora_grpo.runs import read_record, system_prompt
 
@@ -43,19 +43,16 @@ class ExportOptions:
 
 def export(options: ExportOptions) -> tuple[Path, ...]:
     """Export a run or a model, and return the path of each file. Tells how to use them."""
-    folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
-    expected = f"a run, or a model from {command('merge')}"
-    if not folder.exists():
-        raise UserError(model_files.missing_folder(str(options.source), expected))
-    if not folder.is_dir():
-        raise UserError(f"{options.source} is not a folder; give {expected}")
+    source = choose_adapter(str(options.source), options.what)
+    source_folder = model_files.existing_folder(source, f"a run, or a model from {command('merge')}")
     if options.output_dir and options.output_dir.suffix == ".gguf":
         raise UserError(f"--output-dir {options.output_dir} is the name of a file; pass a folder")
-    folder = merged_model(folder, read_model).resolve()
+    folder = merged_model(source_folder, read_model).resolve()
 
     # Write the files.
     output_folder, name = _default_output(folder)
-    output_folder = options.output_dir or output_folder
+    if options.output_dir:
+        output_folder = options.output_dir.expanduser()
     outputs: dict[str, Path] = {
         file_type: output_folder / f"{name}.{file_type.upper()}.gguf" for file_type in options.type
     }
@@ -79,7 +76,7 @@ def export(options: ExportOptions) -> tuple[Path, ...]:
     if options.modelfile:
         ollama_name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
         console.result(f"  ollama create {ollama_name} -f {shlex.quote(str(modelfile_path(first_output)))}")
-    adapter = _adapter(options.source, folder)
+    adapter = _adapter(source_folder, folder)
     if adapter is not None:
         console.result(f"  {command('verify', adapter, '--against', *outputs.values())}")
     return tuple(outputs.values())
@@ -107,8 +104,9 @@ def _default_output(folder: Path) -> tuple[Path, str]:
 
 
 def _system_prompt(folder: Path) -> str | None:
-    """Return the system prompt of the run that trained a model; None without one."""
+    """Return the system prompt of the run that trained a model; None if it had none or is unknown."""
     for parent in folder.parents[:2]:  # a checkpoint is two levels below its run
         if (parent / "run.json").is_file():
             return system_prompt(read_record(parent))
-    return None
+    report = read_report(folder)
+    return report.system_prompt if report else None

@@ -7,7 +7,7 @@ repository on the Hub in place of a Modelfile. Source: https://huggingface.co/do
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,53 @@ def write_modelfiles(
     ggufs: Sequence[Path], tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
 ) -> list[str]:
     """Write the Modelfile of each GGUF file of a model and the files for the Hub, and return notes for the user."""
+    files = _ollama_files(ggufs, tokenizer, vocabulary, system_prompt)
+    for path, content in files.contents.items():
+        if content:
+            atomic.write_text(path, content)
+        else:
+            path.unlink(missing_ok=True)  # a file of an older export
+    return files.notes
+
+
+def check_modelfiles(
+    ggufs: Sequence[Path], tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
+) -> list[str]:
+    """Return a note for the user if `write_modelfiles` would change files of an earlier export, or none.
+
+    The files stay as they are, because the user may have edited them.
+    """
+    paths = [*map(modelfile_path, ggufs), *_hub_paths(ggufs)]
+    if not any(path.is_file() for path in paths):
+        return []
+    contents = _ollama_files(ggufs, tokenizer, vocabulary, system_prompt).contents
+    others = [path.name for path in paths if path.is_file() and path.read_bytes() != contents[path].encode()]
+    if not others:
+        return []
+    return [
+        f"these files do not match this export: {', '.join(others)}; they are of an earlier one, or edited; pass "
+        "--modelfile to replace them"
+    ]
+
+
+@dataclass(frozen=True)
+class _OllamaFiles:
+    """The Modelfile of each GGUF file of a model, and the files for the Hub."""
+
+    contents: dict[Path, str]
+    """By path; "" for a file that the model does not need."""
+    notes: list[str]
+
+
+def _hub_paths(ggufs: Sequence[Path]) -> list[Path]:
+    """Return the paths of HUB_FILES, which all GGUF files of a folder share."""
+    return [ggufs[0].parent / name for name in HUB_FILES]
+
+
+def _ollama_files(
+    ggufs: Sequence[Path], tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
+) -> _OllamaFiles:
+    """Return the files of `write_modelfiles`, with its notes."""
     notes = []
     turns = read_turns(tokenizer, vocabulary)
     if turns and _value(turns.to_go()) is None:
@@ -93,18 +140,13 @@ def write_modelfiles(
             notes.append(f"the Modelfile has no PARAMETER stop {stop!r}, which Ollama's format cannot contain")
         else:
             lines.append(f"PARAMETER stop {value}")
-    for gguf in ggufs:
-        text = "\n".join([f"FROM ./{gguf.name}", *lines]) + "\n"
-        atomic.write_text(modelfile_path(gguf), text)
 
-    contents = (turns.to_go() if turns else "", system_prompt or "", json.dumps({"stop": stops}))
-    for name, content in zip(HUB_FILES, contents, strict=True):
-        path = ggufs[0].parent / name
-        if content:
-            atomic.write_text(path, content)
-        else:
-            path.unlink(missing_ok=True)  # a file of an older export
-    return notes
+    contents = {}
+    for gguf in ggufs:
+        contents[modelfile_path(gguf)] = "\n".join([f"FROM ./{gguf.name}", *lines]) + "\n"
+    hub_contents = (turns.to_go() if turns else "", system_prompt or "", json.dumps({"stop": stops}))
+    contents |= dict(zip(_hub_paths(ggufs), hub_contents, strict=True))
+    return _OllamaFiles(contents, notes)
 
 
 def _template_and_system(turns: Turns | None, system_prompt: str | None) -> list[str]:

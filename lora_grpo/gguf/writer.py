@@ -17,7 +17,7 @@ from lora_grpo.gguf import architecture
 from lora_grpo.gguf.architecture import Tensor
 from lora_grpo.gguf.files import ADAPTER_KEY
 from lora_grpo.gguf.metadata import read_metadata
-from lora_grpo.gguf.modelfile import write_modelfiles
+from lora_grpo.gguf.modelfile import check_modelfiles, write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.gguf.types import DIRECT_TYPES, Encoded
 from lora_grpo.merging import read_report
@@ -91,7 +91,8 @@ def write_gguf(
 
     # The files to write directly. llama-quantize reads one that keeps every bit of the weights.
     files = [_File.of(path, file_type, model) for file_type, path in outputs.items() if file_type in DIRECT_TYPES]
-    lossless_path = first_output.with_name(f".{first_output.name}.16bit")
+    # If this process is killed, it stays. Its name is the same for all types, so that any of them replaces it.
+    lossless_path = first_output.with_name(f".{name}.16bit")
     needed_bytes = len(outputs) * HEADER_BYTES
     if quantized_types:
         lossless_file = _File.of(lossless_path, _lossless_type(model), model)
@@ -115,8 +116,8 @@ def write_gguf(
     context_tokens = architecture.context_length(model.config)
     if context_tokens < model.config.max_position_embeddings:
         notes.append(f"the context is {context_tokens} tokens, the model's sliding window")
-    if modelfile:
-        notes += write_modelfiles(list(outputs.values()), model.tokenizer, model.vocabulary, system_prompt)
+    for_ollama = write_modelfiles if modelfile else check_modelfiles
+    notes += for_ollama(list(outputs.values()), model.tokenizer, model.vocabulary, system_prompt)
     return notes
 
 

@@ -66,6 +66,9 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     if data.get("task") in CODE_TASKS:
         question = "Write a function is_even(n) that tells whether n is even."
     gguf = _gguf_to_run(facts, names)
+    prompt = system_prompt(record)
+    if not record and facts.merge:  # a merged model outside of its run
+        prompt = facts.merge.system_prompt
 
     text = (
         _environment()
@@ -88,7 +91,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
             max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
             settings=_settings(facts, is_sft=is_sft),
             data=list(_data(record)),
-            system_prompt=system_prompt(record),
+            system_prompt=prompt,
             has_chat=template != "" and "tokenizer.json" in names,
             chat_variables=chat_literals,
             chat_variables_json=json.dumps(chat_variables),

@@ -21,17 +21,14 @@ def find_model(source: str, kind: str | None) -> tuple[Path, str]:
 
     If `kind` is None, it is the adapter of a run, or the kind of model in the folder.
     """
-    folder = Path(source).expanduser()
-    expected = "a run, or the folder of an adapter, a merged model or GGUFs"
-    if source and not folder.exists():
-        raise UserError(model_files.missing_folder(source, expected))
-    if not source or not folder.is_dir():
-        raise UserError(f"{source!r} is not a folder; give {expected}")
+    folder = model_files.existing_folder(source, "a run, or the folder of an adapter, a merged model or GGUFs")
     if (folder / "run.json").is_file():
         kind = kind or "adapter"
         folder = folder / kind
-    elif kind in (None, "adapter") and holds_adapter(folder):
-        folder = peft_folder(folder)
+    else:
+        folder = folder.resolve()  # the user may have named a link to a model, or `..`
+        if kind in (None, "adapter") and holds_adapter(folder):
+            folder = peft_folder(folder)
     actual_kind = _kind_of(folder)
     if actual_kind is not None and kind in (None, actual_kind):
         return folder, actual_kind

@@ -21,6 +21,7 @@ from lora_grpo.merging.fidelity import choose
 from lora_grpo.merging.mapping import plan_merge
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_merged_from, read_report, show
 from lora_grpo.models import (
+    START,
     ModelFlags,
     ModelSpec,
     base_model,
@@ -36,6 +37,7 @@ from lora_grpo.models import (
     stop_tokens,
     tokenizer_of,
 )
+from lora_grpo.runs import system_prompt
 
 _M_MMAP_THRESHOLD = -3
 """Parameter of glibc's mallopt: larger allocations are mapped one by one, and unmapped when they are freed."""
@@ -231,6 +233,7 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
             kl=kl,
             untied=plan.tie_word_embeddings is False,
             chat_template=target.template_from,
+            system_prompt=_training_prompt(target),
         )
         atomic.write_json(staging / REPORT, report.model_dump())
     return report
@@ -316,6 +319,16 @@ def _base(target: ModelSpec, fingerprint: str, *, is_forced: bool) -> Base:
     if model_files.is_folder_name(name):  # reports are published
         name = model_files.last_part(str(Path(name).expanduser().resolve()))
     return Base(name=name, revision=revision, fingerprint=fingerprint, checked=is_recorded and not is_forced)
+
+
+def _training_prompt(target: ModelSpec) -> str | None:
+    """Return the system prompt of the run that trained the adapter; None if it had none or is unknown."""
+    if target.run is None or target.label == START:  # the run did not train the adapter that it started from
+        return None
+    prompt = system_prompt(target.run)
+    if prompt is None:
+        return None
+    return prompt.encode(errors="replace").decode()  # pydantic takes no lone surrogate
 
 
 def _copy_other_files(target: ModelSpec, staging: Path) -> None:

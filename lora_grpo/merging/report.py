@@ -75,6 +75,8 @@ class MergeReport(BaseModel, frozen=True):
     """Whether the merged model unties the base's head and embedding."""
     chat_template: Literal["adapter", "base"] | None = None
     """Where the merged model's chat template is from; None if it has none."""
+    system_prompt: str | None = None
+    """The system prompt of the run that trained the adapter, for a merged model outside of the run."""
 
 
 def read_report(folder: Path) -> MergeReport | None:

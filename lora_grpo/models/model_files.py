@@ -78,6 +78,16 @@ def missing_folder(name: str, expected: str) -> str:
     return f"{name} does not exist; {suggestion(folder.name, neighbors, otherwise=f'give {expected}')}"
 
 
+def existing_folder(name: str, expected: str) -> Path:
+    """Return the folder that a user has named, or raise a UserError that says what was expected."""
+    folder = Path(name).expanduser()
+    if name and not folder.exists():
+        raise UserError(missing_folder(name, expected))
+    if not name or not folder.is_dir():  # an empty name would be the current folder
+        raise UserError(f"{name!r} is not a folder; give {expected}")
+    return folder
+
+
 def check_folder(name: str, flag: str) -> None:
     """Check that a folder contains a model, or raise a UserError that names the flag. A Hub id is not checked."""
     if not is_folder_name(name):

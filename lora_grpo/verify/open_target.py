@@ -35,9 +35,9 @@ def check_target(name: str, tokenizer: Any) -> None:
             "pass vllm, or the address of a server"
         )
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and path.suffix.lower() == ".gguf":
         return
-    if not path.is_dir():
+    if not path.exists():
         raise UserError(f"--against {name} does not exist; expected {_EXPECTED}")
     if (path / "run.json").is_file() or holds_adapter(path):
         raise UserError(f"--against {name} is an adapter; pass `transformers` or `vllm` to verify it in an engine")

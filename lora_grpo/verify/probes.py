@@ -73,7 +73,8 @@ def choose_prompts(file: Path | None, spec: ModelSpec, number: int) -> tuple[lis
 def _of_file(path: Path) -> list[Prompt]:
     """Return the prompts of a file of JSON Lines, or of a text file with one on each line."""
     expected = "a prompt on each line"
-    if path.suffix == ".jsonl":
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if suffix in (".jsonl", ".ndjson", ".json"):
         return [_of_row(row, location) for location, row in json_files.read_lines(path, expected)]
     lines = json_files.read_text(path, expected).splitlines()
     return [_asked(line.strip()) for line in lines if line.strip()]
@@ -83,13 +84,18 @@ def _of_row(row: Any, where: str) -> Prompt:
     if not isinstance(row, dict):
         row = {}
     messages = row.get("messages")
-    is_list = isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
-    if is_list and messages:
-        return list(messages)
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        return messages
     for key in ("prompt", "question"):
         if isinstance(row.get(key), str):
             return _asked(row[key])
-    raise UserError(f"{where} has no prompt; expected a list `messages`, or a text `prompt` or `question`")
+    raise UserError(
+        f"{where} has no prompt; expected a list `messages` with `role` and `content`, or a text `prompt` or `question`"
+    )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 
 def _of_run(run: Path, opening: Prompt) -> list[Prompt]:

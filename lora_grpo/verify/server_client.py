@@ -58,7 +58,12 @@ class ServerClient:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         timeout = httpx2.Timeout(seconds, connect=_CONNECT_SECONDS)
-        self._client = httpx2.Client(base_url=address, headers=headers, timeout=timeout, trust_env=False)
+        try:
+            self._client = httpx2.Client(base_url=address, headers=headers, timeout=timeout, trust_env=False)
+        except httpx2.InvalidURL as error:
+            raise UserError(
+                f"{address} is no address of a server ({first_line(error)}); write http://HOST:PORT with its port"
+            ) from None
 
     def get(self, route: str) -> dict[str, Any]:
         """Return what the server answers to a GET request. See `post` for the errors."""
@@ -93,7 +98,7 @@ class ServerClient:
         """Return what `parse` returns, or raise a UserError if an answer of this route has another form."""
         try:
             return parse()
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise self._unexpected(route, f"{type(error).__name__}: {first_line(error)}") from error
 
     def _send(self, method: str, route: str, body: Mapping[str, Any] | None) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import stat
 from pathlib import Path
@@ -11,15 +12,20 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize
+from helpers.adapters import make_adapter as make_peft_adapter
 from helpers.gguf_models import llama2_tokenizer, llama3_tokenizer, qwen_tokenizer, save
 from helpers.made_runs import make_adapter, make_run
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from lora_grpo import starter
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.gguf import types, writer
 from lora_grpo.gguf.export_model import ExportOptions, export
 from lora_grpo.gguf.writer import write_gguf
+from lora_grpo.hub import PushOptions, push_to_hub
+from lora_grpo.merging import MergeOptions, merge
+from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "export_gguf.py"
@@ -322,6 +328,18 @@ def test_a_k_quant_is_made_by_llama_quantize_from_a_file_that_loses_nothing(tmp_
     assert fields["general.name"] == "m"
 
 
+def test_what_a_killed_k_quant_leaves_is_replaced_by_one_of_another_type(qwen2, tmp_path, monkeypatch):
+    output = tmp_path / "out"
+    path = fake_quantizer(
+        tmp_path / "bin", f'cp "$1" "{tmp_path}/left"; echo "$1" > "{tmp_path}/its path"; cp "$1" "$2"'
+    )
+    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
+    write_gguf(qwen2, {"q4_k_m": output / "m.Q4_K_M.gguf"})
+    shutil.copy(tmp_path / "left", (tmp_path / "its path").read_text().strip())
+    write_gguf(qwen2, {"q5_k_m": output / "m.Q5_K_M.gguf"})
+    assert sorted(file.name for file in output.iterdir()) == ["m.Q4_K_M.gguf", "m.Q5_K_M.gguf"]
+
+
 def test_if_llama_quantize_fails_the_older_file_stays(qwen2, tmp_path, monkeypatch):
     path = fake_quantizer(tmp_path / "bin", 'cp "$1" "$2"; echo "no such type" >&2; exit 3')
     monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
@@ -361,6 +379,31 @@ def test_a_folder_without_a_model_is_refused_and_nothing_is_made_beside_it(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda source: export(ExportOptions(source)),
+        lambda source: push_to_hub(PushOptions(str(source), "me/mine", dry_run=True)),
+    ],
+    ids=["export-gguf", "push"],
+)
+def test_a_source_that_is_missing_or_a_file_is_refused(command, tmp_path):
+    (tmp_path / "gsm8k_lora").mkdir()
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(UserError, match=r"/gsm9k_lora does not exist; did you mean 'gsm8k_lora'\?$"):
+        command(tmp_path / "gsm9k_lora")
+    with pytest.raises(UserError, match=r"/notes' is not a folder; give a run, or "):
+        command(tmp_path / "notes")
+
+
+def test_home_folders_are_those_of_the_user(copy, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    [file] = export(ExportOptions(Path("~/merged"), output_dir=Path("~/my files")))
+    assert file == tmp_path / "my files" / "merged.Q8_0.gguf"
+    assert file.is_file() and not (tmp_path / "~").exists()
+
+
 def test_an_adapter_whose_base_has_moved_names_the_command_that_takes_another_base(tmp_path):
     adapter = make_adapter(tmp_path / "mine", base=str(tmp_path / "moved"))
     with pytest.raises(UserError, match=f"^lora-grpo merge {adapter}: .* does not exist here; pass it with --base$"):
@@ -374,6 +417,44 @@ def test_the_modelfile_has_the_system_prompt_of_the_run(qwen2, tmp_path):
     export(ExportOptions(run / "merged", modelfile=True, output_dir=tmp_path / "out"))
     (modelfile,) = (tmp_path / "out").glob("*.Modelfile")
     assert 'SYSTEM """Respond in the following format' in modelfile.read_text()
+
+
+def test_a_modelfile_that_an_export_without_one_would_change_is_named_and_stays(qwen2, tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    shutil.copytree(qwen2, run / "merged")
+    export(ExportOptions(run / "merged", modelfile=True))
+    capsys.readouterr()
+    export(ExportOptions(run / "merged"))
+    export(ExportOptions(run / "merged", type=("q4_0",)))  # the Modelfile of the other file is still right
+    assert "note" not in capsys.readouterr().out
+
+    record = json.loads((run / "run.json").read_text())
+    record["data"]["system_prompt"] = None
+    (run / "run.json").write_text(json.dumps(record))
+    before = {path.name: path.read_bytes() for path in (run / "gguf").iterdir()}
+    export(ExportOptions(run / "merged"))
+    [note] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert ": run.Q8_0.Modelfile, system;" in note and "--modelfile" in note
+    assert {path.name: path.read_bytes() for path in (run / "gguf").iterdir()} == before
+    export(ExportOptions(run / "merged", modelfile=True))
+    export(ExportOptions(run / "merged"))
+    assert "note" not in capsys.readouterr().out and not (run / "gguf" / "system").exists()
+
+
+def test_a_model_that_was_merged_elsewhere_has_the_system_prompt_of_its_run(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    shutil.rmtree(run / "adapter")
+    make_peft_adapter(starter.model_path(), run / "adapter")
+    merged = merge(MergeOptions(str(run), output=tmp_path / "elsewhere" / "model"))
+    shutil.rmtree(run)
+    [file] = export(ExportOptions(merged, modelfile=True))
+    assert f'SYSTEM """{SYSTEM_PROMPTS["xml"]}"""' in file.with_suffix(".Modelfile").read_text()
+    assert (file.parent / "system").read_text() == SYSTEM_PROMPTS["xml"]
+    assert f"-sys {shlex.quote(SYSTEM_PROMPTS['xml'])}" in capsys.readouterr().out
+    # The card is written from the files in the folder, too.
+    for folder in (merged, file.parent):
+        push_to_hub(PushOptions(str(folder), "me/mine", dry_run=True))
+        assert SYSTEM_PROMPTS["xml"] in capsys.readouterr().out
 
 
 def test_the_command_writes_several_types_with_their_sizes(qwen2, tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 from helpers.pushed_runs import make_merged, make_run
 
 from lora_grpo.errors import UserError
-from lora_grpo.hub.files import collect
+from lora_grpo.hub.files import collect, find_model
 
 
 @pytest.fixture
@@ -78,6 +78,16 @@ def test_a_link_to_outside_the_folder_is_refused(tmp_path, adapter):
     (tmp_path / "run" / "adapter").symlink_to(adapter)
     with pytest.raises(UserError, match="links to outside"):
         names_in(tmp_path / "run" / "adapter")
+
+
+def test_a_link_that_the_user_has_named_is_followed(tmp_path, adapter, monkeypatch):
+    (tmp_path / "best model").symlink_to(adapter)
+    folder, kind = find_model(str(tmp_path / "best model"), None)
+    assert names_in(folder, kind) == names_in(adapter)
+    (adapter / "deeper").mkdir()
+    monkeypatch.chdir(adapter / "deeper")
+    folder, kind = find_model("..", None)
+    assert names_in(folder, kind) == names_in(adapter)
 
 
 def uploaded(folder, name, base="owner/base"):

@@ -186,6 +186,21 @@ def test_the_best_adapter_is_merged_beside_the_last_one(no_divergence, run):
     assert read_report(run / "merged").identity["adapter_sha256"] == adapter_sha256(run / "adapter")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "adapter", "expected"),
+    [("Answer.", "adapter", "Answer."), ("\ud800 é", "adapter", "? é"), (None, "adapter", None), ("a", "start", None)],
+)
+def test_the_report_has_the_system_prompt_that_the_adapter_was_trained_with(
+    no_divergence, run, prompt, adapter, expected
+):
+    record = json.loads((run / "run.json").read_text())
+    record["data"]["system_prompt"] = prompt
+    (run / "run.json").write_text(json.dumps(record))
+    if adapter == "start":
+        shutil.copytree(run / "adapter", run / adapter)
+    assert read_report(merge(MergeOptions(str(run / adapter)))).system_prompt == expected
+
+
 @pytest.mark.parametrize("place", ["mine", "run/checkpoints/checkpoint-2", "run/start"])
 def test_only_the_merge_of_an_adapter_as_it_is_now_is_taken_for_its_merge(no_divergence, run, tmp_path, place):
     adapter = make_adapter(starter.model_path(), tmp_path / place, r=4)

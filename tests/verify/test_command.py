@@ -1,5 +1,6 @@
 """`lora-grpo verify` as a user runs it: its output, its exit codes, its record, and its errors."""
 
+import gzip
 import json
 import shutil
 import signal
@@ -12,6 +13,7 @@ from helpers.tiny_runs import run_tiny
 
 from lora_grpo import starter
 from lora_grpo.cli import run_front_door
+from lora_grpo.errors import UserError
 from lora_grpo.hub.facts import gather
 from lora_grpo.merging import MergeOptions, merge, merge_model
 from lora_grpo.merging.report import Divergences
@@ -103,6 +105,24 @@ def test_prompts_are_those_of_a_file(run, capsys, tmp_path):
         assert 2 <= num_tokens <= 16
 
 
+@pytest.mark.parametrize("name", ["prompts.jsonl.gz", "prompts.json", "Prompts.NDJSON"])
+def test_prompts_are_read_from_json_lines_of_every_name(tmp_path, name):
+    spec = resolve(str(make_adapter(tmp_path / "adapter", base="starter")), ModelFlags())
+    content = b'{"question": "What is 3 plus 4?"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    prompts, _ = choose_prompts(tmp_path / name, spec, 1)
+    assert prompts == [[{"role": "user", "content": "What is 3 plus 4?"}]]
+
+
+@pytest.mark.parametrize("messages", [[], [{"content": "a"}], [{"role": "user"}], [{"role": 1, "content": "a"}], "a"])
+def test_a_row_without_messages_is_named(tmp_path, messages):
+    spec = resolve(str(make_adapter(tmp_path / "adapter", base="starter")), ModelFlags())
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"question": "a"}) + "\n" + json.dumps({"messages": messages}) + "\n")
+    with pytest.raises(UserError, match=f"^{path}:2 has no prompt; expected a list `messages`"):
+        choose_prompts(path, spec, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -110,6 +130,8 @@ def test_prompts_are_those_of_a_file(run, capsys, tmp_path):
         (("--against", "no/such/folder"), "--against no/such/folder does not exist; expected a merged model"),
         (("--against", "unsloth"), "--against unsloth: a run with Unsloth compares"),
         (("--against", "{run}"), "is an adapter; pass `transformers` or `vllm`"),
+        (("--against", "{run}/run.json"), "run.json is no model; expected a merged model"),
+        (("--against", "http://127.0.0.1:PORT"), "http://127.0.0.1:PORT is no address of a server"),
         (("--against", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9"),
         (("--against", "transformers", "--prompts", "missing.txt"), "missing.txt cannot be read: No such file"),
         (("--against", "transformers", "--tokens", "0"), "--tokens"),

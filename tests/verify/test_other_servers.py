@@ -9,7 +9,10 @@ import torch
 import transformers
 from helpers.stand_in_servers import ChatOnlyStandIn, Model, OllamaStandIn, OpenAIStandIn, SglangStandIn
 
+from lora_grpo import starter
+from lora_grpo.errors import UserError
 from lora_grpo.verify import VerifyOptions, verify
+from lora_grpo.verify.servers import open_server
 
 
 class Ollama(OllamaStandIn):
@@ -65,3 +68,25 @@ def test_greedy_answers_do_not_tell_an_adapter_that_changes_few(starter_models):
     folder = starter_models.adapter_folder
     findings = findings_of(OpenAIStandIn, starter_models, folder, starter_models.tuned, gives_logprobs=False)
     assert findings == ["cannot tell", "cannot tell"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": []},
+        {"choices": [{"text": "a", "finish_reason": "stop", "logprobs": [-0.1]}]},
+        {"choices": [{"text": "a", "finish_reason": "stop"}], "usage": [1, 2]},
+    ],
+)
+def test_an_answer_of_another_form_is_one_line(answer):
+    class Other(OpenAIStandIn):
+        def complete(self, body):
+            return answer
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(starter.model_path())
+    with Other(tuned=None).served() as url:
+        target = open_server(url, "tuned", tokenizer)
+        with pytest.raises(UserError, match="gives an unexpected answer to /v1/completions") as caught:
+            target.sample([tokenizer("a")["input_ids"]], 2)
+        target.close()
+    assert "\n" not in str(caught.value)
